@@ -1,0 +1,1 @@
+"""Keeps leases alive: one thread per process, whatever the number of locks."""

@@ -1,0 +1,140 @@
+"""The thread that keeps this process's leases alive.
+
+One native daemon thread per process, started by the first lease. The table of holds is its only channel: `hold` and
+`drop` are one dict operation each, and the thread looks into the table before it sends and before it acts on an
+answer. A lease that has been dropped is never renewed again; a renewal in flight cannot re-create it, for a missing key
+is not taken again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from celery_redislock.keeper.native import WakeUp, start_thread
+from celery_redislock.keeper.plan import Change, Hold, due, next_time
+from celery_redislock.stores.base import LockStore
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger(__name__)
+
+LATE: Final = 1 / 3
+"""Part of a TTL by which a renewal may be overdue before somebody is told: one of the three chances is gone then."""
+PAUSE_AFTER_A_BUG: Final = 1.0
+SHORTEST_TIMEOUT: Final = 0.05
+
+_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+
+class Keeper:
+    """Renews the leases that it is told to hold.
+
+    Args:
+        store: Asked for renewals, from the keeper's thread only.
+        timeout: Longest time for one round of renewals, s.
+        on_change: Called in the keeper's thread with a hold and what has become of it.
+        on_late: Called in the keeper's thread with a hold and how late its renewal is sent, s.
+    """
+
+    def __init__(
+        self,
+        store: LockStore,
+        timeout: float,
+        on_change: Callable[[Hold, Change], None],
+        on_late: Callable[[Hold, float], None],
+    ) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._on_change = on_change
+        self._on_late = on_late
+        self._start_over()
+        _keepers.add(self)
+
+    def _start_over(self) -> None:
+        self._holds: dict[str, Hold] = {}
+        self._started = False
+        self._bell = WakeUp()
+        self._wakes_at = -inf  # awake: it will see what is in the table before it sleeps
+
+    # --- for those who run tasks
+
+    def hold(self, hold: Hold) -> None:
+        """Keep this lease alive from now on."""
+        self._holds[hold.lease.token] = hold
+        if not self._started:
+            self._started = True
+            start_thread(self._live)
+        elif min(hold.due, hold.deadline) < self._wakes_at:
+            self._bell.ring()
+
+    def drop(self, hold: Hold) -> None:
+        """Forget this lease; harmless if it is not held."""
+        self._holds.pop(hold.lease.token, None)
+
+    def holds(self) -> list[Hold]:
+        """Return what is held now."""
+        return list(self._holds.values())
+
+    # --- the thread
+
+    def _live(self) -> None:
+        threading.current_thread().name = "redislock-keeper"
+        pid = os.getpid()
+        while pid == os.getpid():
+            try:
+                self._round()
+            except BaseException:
+                logger.critical("the keeper of leases met a bug and goes on after a pause", exc_info=True)
+                time.sleep(PAUSE_AFTER_A_BUG)
+
+    def _round(self) -> None:
+        self._renew(time.monotonic())
+        self._step_down()
+        while True:
+            wakes_at = next_time(self.holds())
+            self._wakes_at = wakes_at
+            if next_time(self.holds()) >= wakes_at:  # nobody came in between; later ones ring
+                break
+        self._bell.sleep(wakes_at - time.monotonic() if wakes_at < inf else inf)
+        self._wakes_at = -inf
+
+    def _renew(self, now: float) -> None:
+        ready = due(self.holds(), now)
+        if not ready:
+            return
+        for hold in ready:
+            if hold.lateness(now) > LATE * hold.lease.ttl:
+                self._on_late(hold, hold.lateness(now))
+        # no longer than the most urgent lease can wait for another try
+        timeout = max(SHORTEST_TIMEOUT, min(self._timeout, *(hold.lease.ttl / 3 for hold in ready)))
+        sent = time.monotonic()
+        answers = self._store.renew([hold.lease for hold in ready], timeout)
+        for hold, answer in zip(ready, answers, strict=True):
+            if hold.lease.token in self._holds:
+                self._tell(hold, hold.answered(answer, sent=sent, now=time.monotonic()))
+
+    def _step_down(self) -> None:
+        now = time.monotonic()
+        for hold in self.holds():
+            self._tell(hold, hold.check(now))
+
+    def _tell(self, hold: Hold, change: Change | None) -> None:
+        if change is not None and hold.lease.token in self._holds:
+            self._on_change(hold, change)
+
+
+def _after_fork_in_child() -> None:
+    """The parent's leases are the parent's, and its thread does not exist here."""
+    for keeper in list(_keepers):
+        keeper._start_over()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

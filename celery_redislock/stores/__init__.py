@@ -1,0 +1,1 @@
+"""Where leases live: mechanism only, one file for each kind of store."""

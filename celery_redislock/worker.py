@@ -1,0 +1,59 @@
+"""What the library hooks into a worker: it checks the settings at start-up, and looks after what the gate cannot."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from celery import bootsteps, signals
+
+from celery_redislock.runtime import Runtime
+
+__all__ = ["install"]
+
+logger = logging.getLogger(__name__)
+
+_installed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class RedisLockStep(bootsteps.Step):  # type: ignore[misc]
+    """Reads the settings when a worker starts: a wrong one stops it then, not when the first task comes."""
+
+    label = "RedisLock"
+
+    def create(self, worker: Any) -> None:
+        """Make the app's runtime.
+
+        Raises:
+            LockConfigError: A setting is wrong.
+        """
+        runtime = Runtime.of(worker.app)
+        if worker.app.conf.task_protocol == 1:
+            logger.warning(
+                "task_protocol = 1 carries no headers: a copy that waits for a lock forgets that it has waited, and "
+                "lock options per call do not arrive. Use the default, 2."
+            )
+        logger.debug("locks live under %s", runtime.settings.prefix)
+
+
+def install(app: Any) -> None:
+    """Hook into an app, once; called for each task that is bound.
+
+    Args:
+        app: A Celery app.
+    """
+    if app in _installed:
+        return
+    _installed.add(app)
+    app.steps["worker"].add(RedisLockStep)
+    signals.task_postrun.connect(_look_after, weak=False, dispatch_uid="celery_redislock.look_after")
+
+
+def _look_after(task_id: str, task: Any, **_: Any) -> None:
+    """Give up what a finished call still holds: a soft limit may have landed between the gate's own two attempts."""
+    runtime = Runtime.peek(task.app)
+    run = runtime.running.pop(task_id, None) if runtime is not None else None
+    if run is not None:
+        logger.warning("%s[%s] ended without giving up %s; doing it now", task.name, task_id, run.key)
+        run.leave(finished=False)
