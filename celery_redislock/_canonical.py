@@ -36,7 +36,7 @@ from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
-__all__ = ["SCALARS", "Unencodable", "append", "join_surrogates", "simplify_fully", "type_name"]
+__all__ = ["SCALARS", "Unencodable", "append", "is_time_limit", "join_surrogates", "simplify_fully", "type_name"]
 
 MAX_DEPTH: Final = 200
 """Levels of nesting. Each costs two or three frames of Python's default 1000, and the worker needs some as well."""
@@ -80,7 +80,14 @@ def append(out: list[bytes], value: object) -> None:
     except RecursionError:  # our caller was deep in already
         raise _too_deep() from None
     except Exception as error:  # of code that the value brings along: __json__, items, utcoffset, ...
+        if is_time_limit(error):
+            raise
         raise Unencodable(f"raised {type(error).__name__} while it was read") from None
+
+
+def is_time_limit(error: Exception) -> bool:
+    """Tell whether the task's soft time limit struck here, no fault of a value. By name: we know no Celery."""
+    return any(kind.__name__ == "SoftTimeLimitExceeded" for kind in type(error).__mro__)
 
 
 def type_name(kind: type) -> str:

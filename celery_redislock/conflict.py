@@ -1,7 +1,7 @@
 """What a denied call does. PURE: DESIGN section 7's table as one function.
 
 The heart is rule 3: a copy of *my own* message (a redelivery, a retry, a task that re-enqueues itself) is never dropped
-as a duplicate, and neither is one that may have begun before. The model in ``tests/model`` shows what is lost otherwise.
+as a duplicate, and neither is one that may have begun before. The model in ``tests/model`` shows what would be lost.
 """
 
 from __future__ import annotations

@@ -70,5 +70,5 @@ class LockKeyError(RedisLockError):
     """No lock key can be made from the arguments of this call. The message names the task and the argument."""
 
 
-class LockConfigError(RedisLockError, ImproperlyConfigured):
+class LockConfigError(RedisLockError, ImproperlyConfigured):  # type: ignore[misc]  # Celery has no types
     """A setting or task option is wrong. The message names it, where it stands, and the nearest right spelling."""

@@ -20,14 +20,12 @@ from celery_redislock.errors import LockConfigError, LockUnavailable
 from celery_redislock.keys import KeyMaker, KeyScheme
 from celery_redislock.lease import Acquired, AlreadyDone, Contended
 from celery_redislock.options import LockOptions
-from celery_redislock.runtime import Identity, LockRun, Pauses, Runtime
+from celery_redislock.runtime import MARK, Identity, LockRun, Pauses, Runtime
 
-__all__ = ["MARK", "Gate", "Plan"]
+__all__ = ["Gate", "Plan"]
 
 IN_PLACE: Final = 0.5
 """How long a call waits in place for its own other copy, s, before it gives up the slot and comes back."""
-MARK: Final = "_redislock"
-"""Where the request keeps its `LockRun`; set, if only to None, once the call has passed the gate."""
 
 
 class Plan:
@@ -94,7 +92,7 @@ class Gate:
         run, finished = self._run, False
         try:
             try:
-                self._runtime.running[self._request.id] = run
+                self._request.__dict__[MARK] = run
                 denied = self._enter()
                 if denied is None:
                     result = _no_coroutine(self._task, body())
@@ -105,10 +103,8 @@ class Gate:
                 raise
             finally:
                 run.leave(finished=finished)
-                self._runtime.running.pop(self._request.id, None)
         except BaseException:
             run.leave(finished=finished)  # once more: what came may have come in the middle of it
-            self._runtime.running.pop(self._request.id, None)
             raise
         return denied.conclude()
 
@@ -125,7 +121,6 @@ class Gate:
             except LockUnavailable as error:
                 return self._outage(error)
             if isinstance(grant, Acquired):
-                self._request.__dict__[MARK] = self._run
                 return None
             if isinstance(grant, AlreadyDone):
                 return self._denied(Verdict.DROP, None)

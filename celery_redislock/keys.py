@@ -26,6 +26,7 @@ from celery_redislock._canonical import (
     SCALARS,
     Unencodable,
     append,
+    is_time_limit,
     join_surrogates,
     simplify_fully,
     type_name,
@@ -208,6 +209,8 @@ class KeyMaker:
         try:
             text = function(*args, **kwargs)
         except Exception as error:
+            if is_time_limit(error):
+                raise
             # Not the error's own text, nor the error as the cause: they may quote an argument.
             raise LockKeyError(f"{self._task}: lock_key raised {type(error).__name__}{_origin(error)}") from None
         if not isinstance(text, str):
@@ -227,6 +230,8 @@ class KeyMaker:
                 f"{error.describe(where)}; name an attribute or item of it, as in {{order.id}}"
             ) from None
         except Exception as error:
+            if is_time_limit(error):
+                raise
             raise LockKeyError(f"{where} raised {type(error).__name__} when it was read or formatted") from None
         raise LockKeyError(
             f"{where} is a {type(value).__name__}, which has no one text; name an item of it, or use lock_on"

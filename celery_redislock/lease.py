@@ -1,7 +1,7 @@
 """What a store grants and what a denied caller learns. PURE: values only.
 
-The token's wire format is part of the public wire format (DESIGN section 6): ``1|task_id|retries|nonce|worker|pid|start``,
-each field percent-escaped. It is a plain string, so any ``SET key value NX`` client conflicts correctly with it.
+The token's format is part of the public wire format (docs/reference/wire-format.md):
+``1|task_id|retries|nonce|worker|pid|start``, each field percent-escaped. It is a plain string, so any ``SET key value NX`` client conflicts correctly with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOMBSTONE = "-"
 NONCE_BYTES = 12
 """96 random bits: with 2**32 tokens alive the chance of one collision is 2**-33 (birthday bound)."""
 _FIELDS = 7
-_SAFE = "!#$&'()*+,/:;=?@[]^_`{}~"  # everything printable but the separator and the escape sign
+_SAFE = "!#$&'()*+,/:;=?@[]^_`{}~"  # as quote() leaves letters, digits and "_.-~" alone; not "|" and "%"
 
 
 def _quote(text: str) -> str:
@@ -26,7 +26,11 @@ def _quote(text: str) -> str:
 
 
 def _unquote(text: str) -> str:
-    return unquote(text, errors="replace")
+    return unquote(text, errors="surrogatepass")  # exact: a call must know its own id again, whatever is in it
+
+
+def _readable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Holder:
         if self.task_id is None:
             return "an unknown client"
         ended = " (ended; the key stays for lock_min_hold)" if self.released else ""
-        return f"task {self.task_id} on {self.worker} pid {self.pid}{ended}"
+        return f"task {_readable(self.task_id)} on {_readable(self.worker or '-')} pid {self.pid}{ended}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What a task may say about its lock, and whether it says it well. PURE.
 
 Precedence: app setting ``redislock_<option>`` < task attribute ``lock_<option>`` (also set by ``task_annotations``) <
-per call ``sig.set(lock_<option>=...)``. Everything is validated where it is declared; an error names task, option and fix.
+per call ``sig.set(lock_<option>=...)``. Everything is validated where it is declared; an error names task, option, value
+and fix.
 """
 
 from __future__ import annotations
@@ -26,19 +27,25 @@ MAX_DURATION: Final = 366 * 86400.0
 """Longest of any duration, s. Whoever asks for more has most likely taken seconds for milliseconds."""
 
 _SYNONYMS: Final = {  # what other libraries, and people, call them
-    "lock_timeout": "lock_ttl",
-    "lock_expiry": "lock_ttl",
-    "lock_expire": "lock_ttl",
-    "lock_args": "lock_on",
-    "lock_keys": "lock_on",
-    "lock_unique_on": "lock_on",
-    "lock_blocking": "lock_on_conflict",
-    "lock_blocking_timeout": "lock_wait",
-    "lock_conflict": "lock_on_conflict",
-    "lock_result": "lock_skip_result",
-    "lock_graceful": "lock_on_conflict",
-    "lock_at_least_for": "lock_min_hold",
-    "lock_at_most_for": "lock_ttl",
+    "timeout": "ttl",
+    "expiry": "ttl",
+    "expire": "ttl",
+    "expires": "ttl",
+    "lease": "ttl",
+    "at_most_for": "ttl",
+    "auto_renewal": "renew",
+    "args": "on",
+    "keys": "on",
+    "unique_on": "on",
+    "blocking": "on_conflict",
+    "conflict": "on_conflict",
+    "graceful": "on_conflict",
+    "raise_on_duplicate": "on_conflict",
+    "blocking_timeout": "wait",
+    "acquire_timeout": "wait",
+    "result": "skip_result",
+    "at_least_for": "min_hold",
+    "fail_open": "on_outage",
 }
 
 
@@ -111,11 +118,22 @@ PER_TASK: Final = frozenset({"on", "key", "name"})
 
 
 def unknown_option(task: str, name: str, known: Iterable[str]) -> LockConfigError:
-    """Return the error for an option or setting that does not exist, with the nearest right name."""
+    """Return the error for an option or setting that does not exist, with the nearest right name.
+
+    Args:
+        task: Name for the error message.
+        name: The name in full, such as ``"lock_tll"`` or ``"redislock_tll"``.
+        known: The right names in full.
+    """
     names = sorted(known)
-    near = [_SYNONYMS[name]] if _SYNONYMS.get(name) in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    prefix = "redislock_" if name.startswith("redislock_") else "lock_"
+    option = name.removeprefix(prefix).lower()
+    if prefix == "redislock_" and option in PER_TASK:
+        return LockConfigError(f"{task}: {name} can't be said for a whole app; say lock_{option} on the task")
+    likely = prefix + _SYNONYMS.get(option, "")
+    near = [likely] if likely in names else difflib.get_close_matches(prefix + option, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-    return LockConfigError(f"{task}: unknown option {name}; {hint}")
+    return LockConfigError(f"{task}: unknown option {_short(name)}; {hint}")
 
 
 def check_option(task: str, option: str, raw: Any, *, prefix: str = "lock_") -> Any:
@@ -136,15 +154,23 @@ def check_option(task: str, option: str, raw: Any, *, prefix: str = "lock_") -> 
     try:
         return check(raw)
     except _Bad as bad:
-        raise LockConfigError(f"{task}: {prefix}{option}={_show(raw)} {bad}") from None
+        raise LockConfigError(f"{task}: {prefix}{option}={show(raw)} {bad}") from None
 
 
 class _Bad(Exception):
     """Why a value is wrong and what to write instead."""
 
 
-def _show(raw: Any) -> str:
-    text = repr(raw)
+def show(raw: object) -> str:
+    """Return a value as an error message shows it: one that is long, or can't be shown, must not spoil the message."""
+    try:
+        text = repr(raw)
+    except Exception:  # a broken __repr__, a recursion, an int with more digits than Python prints
+        text = f"<{type(raw).__name__}>"
+    return _short(text)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -161,6 +187,8 @@ def _seconds(raw: Any) -> float:
         raise _Bad("is not a duration: give seconds as a number, or a timedelta")
     if isinstance(raw, float) and not math.isfinite(raw):
         raise _Bad("is not a finite number of seconds")
+    if raw < 0:
+        raise _Bad("is negative; give seconds, 0 or more")
     if raw > MAX_DURATION:
         raise _Bad(f"is more than {MAX_DURATION:.0f} s (366 days); durations are in seconds, not milliseconds")
     return float(raw)
@@ -175,30 +203,29 @@ def _ttl(raw: Any) -> float:
     return seconds
 
 
-def _not_negative(raw: Any) -> float:
+def _maybe_zero(raw: Any) -> float:
     if raw is None:
         raise _Bad("is not a duration; write 0 for none")
-    seconds = _seconds(raw)
-    if seconds < 0:
-        raise _Bad("is negative; give seconds, 0 or more")
-    return seconds
+    return _seconds(raw)
 
 
 def _positive_or_none(raw: Any) -> float | None:
     if raw is None:
         return None
     seconds = _seconds(raw)
-    if seconds <= 0:
-        raise _Bad("is not positive; give seconds, or None for no limit")
+    if seconds == 0:
+        raise _Bad("is no time at all; give seconds, or None for no limit")
     return seconds
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[Any], str]:
     def check(raw: Any) -> str:
-        if isinstance(raw, str) and raw in choices:
-            return raw
-        near = difflib.get_close_matches(str(raw), choices, n=1)
-        raise _Bad(f"is not one of {', '.join(choices)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if isinstance(raw, str):
+            if raw in choices:
+                return raw
+            if near := difflib.get_close_matches(raw.lower(), choices, n=1):
+                raise _Bad(f"is not one of {', '.join(choices)}; did you mean {near[0]!r}?")
+        raise _Bad(f"is not one of {', '.join(choices)}")
 
     return check
 
@@ -207,7 +234,7 @@ def _names(raw: Any) -> tuple[str, ...] | None:
     if raw is None:
         return None
     if isinstance(raw, str):
-        raise _Bad(f"is a bare string; write a list: [{raw!r}]")
+        raise _Bad("is a bare string; put it into a list: [...]")
     if not isinstance(raw, list | tuple | set | frozenset) or not all(isinstance(n, str) for n in raw):
         raise _Bad("is not a list of argument names")
     if len(set(raw)) != len(raw):
@@ -239,12 +266,12 @@ _CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
     "ttl": _ttl,
     "renew": _flag,
     "max_hold": _positive_or_none,
-    "min_hold": _not_negative,
+    "min_hold": _maybe_zero,
     "on_conflict": _one_of(CONFLICT_POLICIES),
     "skip_result": _anything,
     "retry_for": _positive_or_none,
-    "wait": _not_negative,
+    "wait": _maybe_zero,
     "on_outage": _one_of(OUTAGE_POLICIES),
     "on_lost": _one_of(LOST_POLICIES),
-    "done_ttl": _not_negative,
+    "done_ttl": _maybe_zero,
 }

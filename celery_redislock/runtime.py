@@ -42,12 +42,15 @@ from celery_redislock.settings import Settings, warn_of_unknown
 from celery_redislock.stores.base import Ask, LockStore, Release
 from celery_redislock.stores.connect import make_store, ssl_keywords
 
-__all__ = ["Identity", "LockRun", "Pauses", "Runtime"]
+__all__ = ["MARK", "Identity", "LockRun", "Pauses", "Runtime"]
 
 logger = logging.getLogger(__name__)
 
 LATEST_START: Final = 1 / 3
 """Part of the TTL that must be left when the grant's reply comes in: with less, the body would start on borrowed time."""
+
+MARK: Final = "_redislock"
+"""Where a request keeps its `LockRun`: set, if only to None, once the call has come to the gate."""
 
 _runtimes: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
@@ -60,14 +63,12 @@ class Runtime:
         settings: The app's settings.
         store: Where the leases live.
         keeper: Renews this process's leases.
-        running: This process's runs that hold a lock, by task id.
     """
 
     def __init__(self, settings: Settings, store: LockStore) -> None:
         self.settings = settings
         self.store = store
         self.keeper = Keeper(store, settings.timeout, self._lease_changed, self._renewal_late)
-        self.running: dict[str, LockRun] = {}
         self._log = LogListener()
 
     @classmethod
@@ -96,11 +97,6 @@ class Runtime:
         KeyScheme(settings.prefix, "-")
         options = {**ssl_keywords(settings.use_ssl), **settings.client_options}
         return cls(settings, make_store(settings.url, options, settings.timeout, setting=settings.url_setting))
-
-    @staticmethod
-    def peek(app: Any) -> Runtime | None:
-        """Return the app's runtime if there is one already."""
-        return _runtimes.get(app)
 
     @staticmethod
     def forget(app: Any) -> None:
@@ -244,6 +240,11 @@ class LockRun:
     def fence(self) -> int:
         """Fencing token of the grant; 0 before it."""
         return self.lock.fence if self.lock is not None else 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be something to give up."""
+        return self._asked
 
     # --- taking
 

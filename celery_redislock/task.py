@@ -17,11 +17,11 @@ from celery import Task
 
 from celery_redislock.denied import HEADER, header
 from celery_redislock.errors import LockConfigError, LockUnavailable
-from celery_redislock.gate import MARK, Gate, Plan
+from celery_redislock.gate import Gate, Plan
 from celery_redislock.held import HeldLock, stack_holds
 from celery_redislock.keys import KeyMaker
 from celery_redislock.options import OPTION_NAMES, LockOptions, check_option, unknown_option
-from celery_redislock.runtime import Runtime
+from celery_redislock.runtime import MARK, Runtime
 from celery_redislock.worker import install
 
 __all__ = ["SingletonMixin", "SingletonTask"]

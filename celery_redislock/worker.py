@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from celery_redislock.runtime import Runtime
+from celery_redislock.runtime import MARK, Runtime
 
 __all__ = ["install"]
 
@@ -52,8 +52,7 @@ def install(app: Any) -> None:
 
 def _look_after(task_id: str, task: Any, **_: Any) -> None:
     """Give up what a finished call still holds: a soft limit may have landed between the gate's own two attempts."""
-    runtime = Runtime.peek(task.app)
-    run = runtime.running.pop(task_id, None) if runtime is not None else None
-    if run is not None:
+    run = task.request.__dict__.get(MARK)
+    if run is not None and run.pending:
         logger.warning("%s[%s] ended without giving up %s; doing it now", task.name, task_id, run.key)
         run.leave(finished=False)

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 __all__ = [
     "EVENTS",
     "Event",
+    "Listener",
     "LockAcquired",
     "LockConflicted",
     "LockOutage",
     "LockRecovered",
     "LockReleased",
     "LockWentLost",
-    "Listener",
     "RenewalLate",
 ]
 

@@ -1,0 +1,101 @@
+"""What the demo shows: a live table on a terminal, a line every two seconds elsewhere, and the closing verdict."""
+
+import time
+from collections import Counter
+
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from example_project.verify import overlaps
+
+LINE_EVERY = 2.0  # seconds
+MOST_PROBLEMS = 8  # of these are shown
+
+
+class View:
+    """Use it in a ``with`` block, and call `update` some times a second."""
+
+    def __init__(self, console):
+        self._console = console
+        self._live = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(console=console, auto_refresh=False)
+        self._began = self._next_line = time.monotonic()
+
+    def update(self, history, phase):
+        seconds = time.monotonic() - self._began
+        line = f"{seconds:3.0f} s  {phase}: {counts(history)}"
+        if self._live:
+            self._live.update(Group(Text(line), table(history)), refresh=True)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_EVERY
+            print(line, flush=True)
+
+    def __enter__(self):
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._live:
+            self._live.stop()
+
+    def close(self, history, report, locks):
+        """Show the end: the table, where it was not live, and the verdict."""
+        if not self._live:
+            self._console.print(table(history))
+        self._console.print(verdict(report, locks))
+
+
+def counts(history):
+    return (
+        f"sent {len(history.calls)}, ran {len(history.finished())}, running {len(history.running)}, "
+        f"skipped {len(history.skipped)}, overlaps {len(list(overlaps(history)))}"
+    )
+
+
+def table(history):
+    """One row for each lock key (for each task, where there is no lock): who holds it, and how calls of it have fared."""
+    rows = {call.key or call.task: call.label for call in history.calls.values()}
+    sent = Counter(call.key or call.task for call in history.calls.values())
+    ran = Counter(run.key or run.task for run in history.runs if run.end is not None)
+    skipped = Counter(history.skipped.values())
+    waits = Counter(key for _, key in history.waits)
+    holders = {}
+    for run in history.running:
+        holders.setdefault(run.key or run.task, []).append(run)
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), expand=False)
+    for column in ("call", "runs on", "pid", "fence"):
+        shown.add_column(column, no_wrap=True, min_width={"call": 20, "runs on": 10, "pid": 7, "fence": 9}[column])
+    for column in ("sent", "ran", "skipped", "waits"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for row, label in sorted(rows.items(), key=lambda item: item[1]):
+        numbers = [str(count[row]) for count in (sent, ran, skipped, waits)]
+        shown.add_row(label, *_holder(holders.get(row, [])), *numbers)
+    return shown
+
+
+def _holder(runs):
+    """Worker, pid and fence of the one that runs; in red if there are more."""
+    if not runs:
+        return "", "", ""
+    run = runs[0]
+    worker, pid, fence = run.worker.partition("@")[0], str(run.pid), f"…{run.fence % 10**8:08d}" if run.fence else "none"
+    if len(runs) > 1:
+        return Text(f"{len(runs)} AT ONCE", style="bold red"), Text(pid, style="red"), Text(fence, style="red")
+    return worker, pid, fence
+
+
+def verdict(report, locks):
+    lines = [str(report)]
+    lines += [f"{problem.kind}: {problem.text}" for problem in report.problems[:MOST_PROBLEMS]]
+    if len(report.problems) > MOST_PROBLEMS:
+        lines.append(f"... and {len(report.problems) - MOST_PROBLEMS} more")
+    if not locks:
+        lines.append("This was without locks. With them: leave out --without-locks.")
+    title = "nothing overlapped, nothing was lost" if report.ok else "NOT SAFE"
+    return Panel(Text("\n".join(lines)), title=title, border_style="green" if report.ok else "red", title_align="left")

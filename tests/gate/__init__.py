@@ -1,0 +1,1 @@
+"""The gate in the test process: real messages and a real server, no worker processes."""
