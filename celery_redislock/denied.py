@@ -1,7 +1,7 @@
 """What a denied call does: one method for each verdict of `celery_redislock.conflict`.
 
-A copy that waits is published by us, with the same id and the same ``retries``, and never through ``self.retry``: waiting
-for a lock must not use up ``max_retries``.
+A copy that waits is published by us, with the same id and the same ``retries``, and never through ``self.retry``:
+waiting for a lock must not use up ``max_retries``.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class Denied:
                 if time.monotonic() + pause > end:
                     self.run.outage("publish", "raise", error)
                     raise LockUnavailable(
-                        f"{self.task.name}: it has to wait for {self.run.key}, its message is acked already, and no copy "
-                        f"could be published for {PUBLISH_PATIENCE:g} s: {type(error).__name__}"
+                        f"{self.task.name}: it has to wait for {self.run.key}, its message is acked already, and no "
+                        f"copy could be published for {PUBLISH_PATIENCE:g} s: {type(error).__name__}"
                     ) from error
                 self.run.outage("publish", "retry", error)
             time.sleep(pause)

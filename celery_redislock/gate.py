@@ -9,7 +9,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from types import CoroutineType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.states import READY_STATES
@@ -17,6 +17,7 @@ from celery.states import READY_STATES
 from celery_redislock.conflict import Call, Verdict, decide
 from celery_redislock.denied import Denied, Trail
 from celery_redislock.errors import LockConfigError, LockUnavailable
+from celery_redislock.held import HeldLock
 from celery_redislock.keys import KeyMaker, KeyScheme
 from celery_redislock.lease import Acquired, AlreadyDone, Contended
 from celery_redislock.options import LockOptions
@@ -39,7 +40,7 @@ class Plan:
         self.maker = maker
 
     @classmethod
-    def make(cls, task: Any, attributes: dict[str, Any], call: Mapping[str, Any] | None) -> Plan:
+    def make(cls, task: Any, attributes: Mapping[str, Any], call: Mapping[str, Any] | None) -> Plan:
         """Resolve and compile.
 
         Args:
@@ -51,17 +52,40 @@ class Plan:
             LockConfigError: An option is wrong.
         """
         settings = Runtime.of(task.app).settings
-        if str(task.name).startswith("celery."):
-            attributes.setdefault("enabled", False)  # Celery's own tasks, where app.Task is ours
-        if call and ("on" in call) != ("key" in call):
-            attributes.pop("key" if "on" in call else "on", None)  # one that is named per call replaces the other
-        options = LockOptions.resolve(
-            str(task.name), settings=settings.defaults, attributes=attributes, call=call or None
-        )
-        maker = KeyMaker(
-            task=str(task.name), signature=inspect.signature(task.run), on=options.on, template=options.key
-        )
+        options, maker = compile_options(task, attributes, call, settings.defaults)
         return cls(options, KeyScheme(settings.prefix, options.name or str(task.name)), maker)
+
+
+def compile_options(
+    task: Any,
+    attributes: Mapping[str, Any],
+    call: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[LockOptions, KeyMaker]:
+    """Resolve a task's options, those of one call and the app's defaults, and compile how keys are made.
+
+    Raises:
+        LockConfigError: An option is wrong.
+    """
+    name = str(task.name)
+    if call:
+        attributes = override(attributes, {option: call[option] for option in ("on", "key") if option in call})
+    options = LockOptions.resolve(name, settings=defaults, attributes=attributes, call=call)
+    return options, KeyMaker(task=name, signature=inspect.signature(task.run), on=options.on, template=options.key)
+
+
+def override(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, the others winning; where they name one of ``on`` and ``key``, it replaces the other one, too."""
+    rivals = {"on": "key", "key": "on"}
+    gone = {rivals[option] for option in others if option in rivals} - set(others)
+    return {**{option: value for option, value in options.items() if option not in gone}, **others}
+
+
+class Borrowed(NamedTuple):
+    """Stands for a `LockRun` in an eager call under a lock that its caller holds."""
+
+    lock: HeldLock
+    pending: bool = False
 
 
 class Gate:
@@ -192,5 +216,5 @@ def _redelivered(request: Any) -> bool:
 def _no_coroutine(task: Any, result: Any) -> Any:
     if isinstance(result, CoroutineType):
         result.close()
-        raise LockConfigError(f"{task.name}: the body returned a coroutine, which Celery does not run; make it a plain one")
+        raise LockConfigError(f"{task.name}: the body returned a coroutine, which Celery does not run; write a plain one")
     return result

@@ -104,12 +104,10 @@ def current_lock() -> HeldLock | None:
     return _current.get()
 
 
-def stack_holds(key: str) -> bool:
-    """Tell whether a run on this call stack holds ``key``: only then is an eager call inside it a re-entry."""
+def lock_on_stack(key: str) -> HeldLock | None:
+    """Return the lock on ``key`` if a run on this call stack holds it: only then an eager call inside it re-enters."""
     lock = _current.get()
-    while lock is not None:
-        if lock.key == key:
-            return True
+    while lock is not None and lock.key != key:
         outer = lock._outer.old_value if lock._outer is not None else None
         lock = outer if isinstance(outer, HeldLock) else None
-    return False
+    return lock

@@ -1,7 +1,8 @@
 """What a store grants and what a denied caller learns. PURE: values only.
 
 The token's format is part of the public wire format (docs/reference/wire-format.md):
-``1|task_id|retries|nonce|worker|pid|start``, each field percent-escaped. It is a plain string, so any ``SET key value NX`` client conflicts correctly with it.
+``1|task_id|retries|nonce|worker|pid|start``, each field percent-escaped. It is a plain string, so any
+``SET key value NX`` client conflicts correctly with it.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ class Token:
 
     def encode(self) -> str:
         """Return the value that is stored under the lock key."""
-        return (
-            f"{VERSION}|{_quote(self.task_id)}|{self.retries}|{self.nonce}|{_quote(self.worker)}|{self.pid}|{self.start}"
-        )
+        call = f"{_quote(self.task_id)}|{self.retries}"
+        return f"{VERSION}|{call}|{self.nonce}|{_quote(self.worker)}|{self.pid}|{self.start}"
 
     @property
     def tombstone_prefix(self) -> str:

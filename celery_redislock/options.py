@@ -1,8 +1,8 @@
 """What a task may say about its lock, and whether it says it well. PURE.
 
 Precedence: app setting ``redislock_<option>`` < task attribute ``lock_<option>`` (also set by ``task_annotations``) <
-per call ``sig.set(lock_<option>=...)``. Everything is validated where it is declared; an error names task, option, value
-and fix.
+per call ``sig.set(lock_<option>=...)``. Everything is validated where it is declared; an error names task, option,
+value and fix.
 """
 
 from __future__ import annotations

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from celery_redislock.errors import LockConfigError
-from celery_redislock.options import OPTION_NAMES, PER_TASK, check_option, unknown_option
+from celery_redislock.options import OPTION_NAMES, PER_TASK, show, unknown_option
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "warn_of_unknown"]
 
 logger = logging.getLogger(__name__)
 
 _WHO: Final = "the app's settings"
 _OWN: Final = ("url", "prefix", "options", "timeout", "eager")
-_TASK_DEFAULTS: Final = tuple(name for name in OPTION_NAMES if name not in PER_TASK)
-KNOWN: Final = tuple(f"redislock_{name}" for name in (*_OWN, *_TASK_DEFAULTS))
+_FOR_ALL_TASKS: Final = tuple(name for name in OPTION_NAMES if name not in PER_TASK)
+KNOWN: Final = tuple(f"redislock_{name}" for name in (*_OWN, *_FOR_ALL_TASKS))
 _REDIS: Final = ("redis://", "rediss://", "redis+socket://", "unix://")
 DEFAULT_TIMEOUT: Final = 5.0
 
@@ -41,7 +41,7 @@ class Settings:
     url_setting: str
     prefix: str
     client_options: Mapping[str, Any] = field(repr=False)
-    use_ssl: Any = field(repr=False)
+    use_ssl: Mapping[str, Any] | None = field(repr=False)
     timeout: float
     eager: bool
     defaults: Mapping[str, Any]
@@ -58,24 +58,30 @@ class Settings:
             url=url,
             url_setting=url_setting,
             prefix=_keyprefix(conf, url_setting) + _prefix(conf),
-            client_options=_mapping(conf),
+            client_options={**_credentials(conf, url_setting), **_options(conf)},
             use_ssl=_use_ssl(conf, url_setting),
             timeout=_timeout(conf),
             eager=_eager(conf),
-            defaults={name: conf[f"redislock_{name}"] for name in _TASK_DEFAULTS if f"redislock_{name}" in conf},
+            defaults=_defaults(conf),
         )
 
 
 def warn_of_unknown(names: Iterable[str], namespace: str | None) -> None:
-    """Warn of settings that look like ours and are not.
+    """Warn of settings that look like ours and are not read: misspelt, or not in the case that Celery looks for.
 
     Args:
         names: Keys of the app's configuration.
         namespace: The prefix Celery was told to look for, such as ``"CELERY_"``, or None.
     """
-    for name in names:
-        plain = str(name).removeprefix(namespace or "").lower()
-        if plain.startswith("redislock_") and plain not in KNOWN:
+    prefix = (namespace or "").lower()
+    upper = namespace is not None and namespace.isupper()
+    read = {name: (prefix + name).upper() if upper else prefix + name for name in KNOWN}
+    for name in map(str, names):
+        plain = name.lower().removeprefix(prefix)
+        if plain in read:
+            if name not in (plain, read[plain]):
+                logger.warning("%s: %s is not read; Celery looks for %s", _WHO, name, read[plain])
+        elif plain.startswith("redislock_"):
             logger.warning("%s", unknown_option(_WHO, plain, KNOWN))
 
 
@@ -89,20 +95,16 @@ def _url(conf: Any) -> tuple[str, str]:
         if isinstance(candidate, str) and candidate.startswith(_REDIS) and ";" not in candidate:
             return candidate, name
     raise LockConfigError(
-        "there is no Redis to lock on: neither the result backend nor the broker is one Redis server. "
-        'Set redislock_url = "redis://host:6379/0"'
+        "there is no Redis to lock on: neither the result backend nor the broker is the URL of one Redis server "
+        '(of several, say which). Set redislock_url = "redis://host:6379/0"'
     )
-
-
-def _transport_options(conf: Any, name: str) -> Mapping[str, Any]:
-    key = "result_backend_transport_options" if name == "result_backend" else "broker_transport_options"
-    return conf.get(key) or {}
 
 
 def _keyprefix(conf: Any, url_setting: str) -> str:
     sources = ("result_backend", "broker_url") if url_setting == "redislock_url" else (url_setting,)
     for source in sources:
-        if prefix := _transport_options(conf, source).get("global_keyprefix"):
+        setting = "result_backend_transport_options" if source == "result_backend" else "broker_transport_options"
+        if prefix := (conf.get(setting) or {}).get("global_keyprefix"):
             return str(prefix)
     return ""
 
@@ -114,25 +116,53 @@ def _prefix(conf: Any) -> str:
     return prefix
 
 
-def _mapping(conf: Any) -> Mapping[str, Any]:
-    options = conf.get("redislock_options") or {}
+def _credentials(conf: Any, url_setting: str) -> dict[str, Any]:
+    """Return what Celery gives a result backend whose URL names no user or password."""
+    if url_setting != "result_backend":
+        return {}
+    found = {name: conf.get(f"redis_{name}") for name in ("username", "password")}
+    return {name: value for name, value in found.items() if value}
+
+
+def _options(conf: Any) -> Mapping[str, Any]:
+    options = conf.get("redislock_options")
+    if options is None:
+        return {}
     if not isinstance(options, Mapping):
         raise LockConfigError("redislock_options is not a mapping of keywords for the Redis client")
     return options
 
 
-def _use_ssl(conf: Any, url_setting: str) -> Any:
-    if url_setting == "result_backend":
-        return conf.get("redis_backend_use_ssl")
-    return conf.get("broker_use_ssl") if url_setting == "broker_url" else None
+def _use_ssl(conf: Any, url_setting: str) -> Mapping[str, Any] | None:
+    setting = {"result_backend": "redis_backend_use_ssl", "broker_url": "broker_use_ssl"}.get(url_setting)
+    use_ssl = conf.get(setting) if setting else None
+    if not use_ssl:
+        return None
+    if not isinstance(use_ssl, Mapping):
+        # for broker_use_ssl = True kombu connects to Redis without TLS, and says nothing
+        raise LockConfigError(
+            f'{setting} is not a mapping: for Redis write {{"ssl_cert_reqs": "required"}}, with ssl_ca_certs, '
+            "ssl_certfile and ssl_keyfile as needed; or give the locks a redislock_url of their own"
+        )
+    return use_ssl
 
 
 def _timeout(conf: Any) -> float:
     timeout = conf.get("redislock_timeout", DEFAULT_TIMEOUT)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0.05 <= timeout <= 300:
-        raise LockConfigError(f"redislock_timeout={timeout!r} is not a number of seconds from 0.05 to 300")
+        raise LockConfigError(f"redislock_timeout={show(timeout)} is not a number of seconds from 0.05 to 300")
     return float(timeout)
 
 
 def _eager(conf: Any) -> bool:
-    return bool(check_option(_WHO, "enabled", conf.get("redislock_eager", False), prefix="redislock_eager/"))
+    eager = conf.get("redislock_eager", False)
+    if not isinstance(eager, bool):
+        raise LockConfigError(f"redislock_eager={show(eager)} is not True or False")
+    return eager
+
+
+def _defaults(conf: Any) -> dict[str, Any]:
+    for name in sorted(PER_TASK):
+        if f"redislock_{name}" in conf:
+            raise unknown_option(_WHO, f"redislock_{name}", KNOWN)
+    return {name: conf[f"redislock_{name}"] for name in _FOR_ALL_TASKS if f"redislock_{name}" in conf}

@@ -1,8 +1,8 @@
 """Celery-style signals, one per event of `celery_redislock.observe.events`.
 
 ``sender`` is the task's name; the event's fields come as keyword arguments. A receiver that raises is logged and
-changes nothing. Receivers of `lock_lost`, `lock_recovered` and `lock_renewal_late` run in the keeper's thread: keep them
-short.
+changes nothing. Receivers of `lock_lost`, `lock_recovered` and `lock_renewal_late` run in the keeper's thread: keep
+them short.
 
 Example:
     >>> from celery_redislock.signals import lock_conflict

@@ -17,8 +17,8 @@ from celery import Task
 
 from celery_redislock.denied import HEADER, header
 from celery_redislock.errors import LockConfigError, LockUnavailable
-from celery_redislock.gate import Gate, Plan
-from celery_redislock.held import HeldLock, stack_holds
+from celery_redislock.gate import Borrowed, Gate, Plan, compile_options, override
+from celery_redislock.held import HeldLock, lock_on_stack
 from celery_redislock.keys import KeyMaker
 from celery_redislock.options import OPTION_NAMES, LockOptions, check_option, unknown_option
 from celery_redislock.runtime import MARK, Runtime
@@ -27,6 +27,7 @@ from celery_redislock.worker import install
 __all__ = ["SingletonMixin", "SingletonTask"]
 
 _OUR_NAMES: Final = frozenset({"lock_key_for"})
+_ABSENT: Final = object()
 
 
 def wire_options(task: str, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,9 +50,11 @@ def _attributes(owner: Any) -> dict[str, Any]:
     """Return the lock options that a task or class has set, by bare name."""
     found = {}
     for name in OPTION_NAMES:
-        value = inspect.getattr_static(owner, f"lock_{name}", _attributes)
-        if value is not _attributes:
+        value = inspect.getattr_static(owner, f"lock_{name}", _ABSENT)
+        if value is not _ABSENT:
             found[name] = value.__func__ if isinstance(value, staticmethod) else value
+    if str(getattr(owner, "name", None)).startswith("celery."):
+        found.setdefault("enabled", False)  # Celery's own tasks, where app.Task is ours
     return found
 
 
@@ -62,13 +65,26 @@ def _check_attributes(cls: type) -> None:
         option = attribute.removeprefix("lock_")
         if attribute.startswith("lock_") and option not in OPTION_NAMES and attribute not in _OUR_NAMES:
             raise unknown_option(task, attribute, [f"lock_{name}" for name in OPTION_NAMES])
+    _check_order(task, cls)
     options = LockOptions.resolve(task, attributes=_attributes(cls))
     run = inspect.getattr_static(cls, "run", None)
     if run is None or run is inspect.getattr_static(Task, "run"):
         return
-    if inspect.iscoroutinefunction(run.__func__ if isinstance(run, staticmethod) else run):
-        raise LockConfigError(f"{task}: the body is a coroutine function, which Celery does not run; make it a plain one")
+    body = run.__func__ if isinstance(run, staticmethod) else run
+    if inspect.iscoroutinefunction(body) and not _has_own_call(cls):  # a __call__ of its own may well wait for it
+        raise LockConfigError(f"{task}: the body is a coroutine function, which Celery does not run; write a plain one")
     KeyMaker(task=task, signature=_signature(run), on=options.on, template=options.key)
+
+
+def _check_order(task: str, cls: type) -> None:
+    """Refuse a task base class that stands before the gate: its ``__call__`` would run the body without a lock."""
+    before = cls.__mro__[: cls.__mro__.index(SingletonMixin)]
+    for base in before:
+        if "__call__" in base.__dict__ and issubclass(base, Task) and not issubclass(base, SingletonMixin):
+            raise LockConfigError(
+                f"{task}: {base.__name__} comes before SingletonMixin among the base classes, so that calls would not "
+                f"meet the lock; write the mixin first, as in class {cls.__name__}(SingletonMixin, ...)"
+            )
 
 
 def _signature(run: Any) -> inspect.Signature:
@@ -77,6 +93,14 @@ def _signature(run: Any) -> inspect.Signature:
         return inspect.signature(run.__func__)
     signature = inspect.signature(run)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _why_no_lock(request: Any) -> str:
+    if request.called_directly:
+        return "it was called directly (also by map, starmap and chunks)"
+    if request.is_eager:
+        return "eager calls take one only with redislock_eager = True"
+    return 'lock_enabled is False, or lock_on_outage="run" has let it run while the store was away'
 
 
 def _has_own_call(cls: type) -> bool:
@@ -117,6 +141,7 @@ class SingletonMixin:
     name: Any
     app: Any
     request: Any
+    request_stack: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -130,10 +155,14 @@ class SingletonMixin:
         install(app)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("lock_"):
-            check_option(str(self.name), name.removeprefix("lock_"), value)
-            self.__dict__.pop("_lock_plan", None)
+        if not name.startswith("lock_"):
+            super().__setattr__(name, value)
+            return
+        option = name.removeprefix("lock_")
+        compile_options(self, {**_attributes(self), option: value})
         super().__setattr__(name, value)
+        for cached in ("_lock_plan", "_lock_on"):
+            self.__dict__.pop(cached, None)
 
     # --- the public side
 
@@ -142,13 +171,17 @@ class SingletonMixin:
         """The lock that this run holds.
 
         Raises:
-            LockUnavailable: It holds none: called directly, ``lock_enabled=False``, or ``lock_on_outage="run"``.
+            LockUnavailable: It holds none: called directly, eager, ``lock_enabled=False``, or ``lock_on_outage="run"``.
         """
-        run = self.request.__dict__.get(MARK)
+        request = self.request
+        for request in reversed(self.request_stack.stack):
+            if not request.called_directly:  # Celery puts such ones on top when a base class calls its ``__call__``
+                break
+        run = request.__dict__.get(MARK)
         if run is None or run.lock is None:
             raise LockUnavailable(
-                f"{self.name}: this run holds no lock (called directly, lock_enabled=False, "
-                'or lock_on_outage="run" while the store was away); in helpers use current_lock(), which may be None'
+                f"{self.name}: this run holds no lock: {_why_no_lock(request)}; "
+                "code that runs with and without one uses current_lock(), which may be None"
             )
         lock: HeldLock = run.lock
         return lock
@@ -168,30 +201,60 @@ class SingletonMixin:
         Raises:
             LockConfigError: A lock option is wrong.
         """
+        return super().apply_async(args, kwargs, *rest, **self._with_header(options))  # type: ignore[misc]
+
+    def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """Run the call here and now, as in eager mode. ``lock_<option>=...`` as for `apply_async`.
+
+        Raises:
+            LockConfigError: A lock option is wrong.
+        """
+        return super().apply(args, kwargs, *rest, **self._with_header(options))  # type: ignore[misc]
+
+    def _with_header(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Move lock options into our message header; those that a retried message has already had stay."""
         call = {name: options.pop(name) for name in list(options) if name.startswith("lock_")}
         if call:
             wire = wire_options(str(self.name), call)
             headers = dict(options.get("headers") or {})
-            headers[HEADER] = {**headers.get(HEADER, {}), "options": wire}
-            options["headers"] = headers
-        return super().apply_async(args, kwargs, *rest, **options)  # type: ignore[misc]
+            ours = headers.get(HEADER) or {}
+            wire = override(ours.get("options") or {}, wire)
+            compile_options(self, _attributes(self), wire)
+            options["headers"] = {**headers, HEADER: {**ours, "options": wire}}
+        return options
 
     # --- the gate
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Pass the gate, then run the body (the worker calls this)."""
         request = self.request
-        if request.called_directly or MARK in request.__dict__:
+        if request.called_directly:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if MARK in request.__dict__:  # self(...) in the body: under the same lock, with the same request
+            return self._body(args, kwargs)
         request.__dict__[MARK] = None
-        runtime = Runtime.of(self.app)
-        plan = self._plan(header(request).get("options"))
-        if not plan.options.enabled or (request.is_eager and not runtime.settings.eager):
+        call = header(request).get("options")
+        if not self._takes_lock(request, call):
             return self._body(args, kwargs)
+        plan = self._plan(call)
         key = plan.scheme.lock(plan.maker.id(args, kwargs))
-        if request.is_eager and stack_holds(key):  # the caller further up holds it and waits for us
+        if request.is_eager and (lock := lock_on_stack(key)) is not None:  # the caller holds it, and waits for us
+            request.__dict__[MARK] = Borrowed(lock)
             return self._body(args, kwargs)
-        return Gate(self, request, runtime, plan, key).pass_through(lambda: self._body(args, kwargs))
+        return Gate(self, request, Runtime.of(self.app), plan, key).pass_through(lambda: self._body(args, kwargs))
+
+    def _takes_lock(self, request: Any, call: Mapping[str, Any] | None) -> bool:
+        """Tell whether this call takes a lock. Where none is taken no Redis is needed, not even a URL of one."""
+        if request.is_eager and not self.app.conf.get("redislock_eager", False):
+            return False
+        if call and "enabled" in call:
+            return call["enabled"] is not False
+        enabled: bool | None = self.__dict__.get("_lock_on")
+        if enabled is None:
+            # anything else that is not True is refused when the options are resolved
+            own = _attributes(self).get("enabled", self.app.conf.get("redislock_enabled", True))
+            enabled = self.__dict__["_lock_on"] = own is not False
+        return enabled
 
     def _body(self, args: Any, kwargs: Any) -> Any:
         """Run what comes next: a base class's own ``__call__``, or the body itself.

@@ -20,35 +20,34 @@ class Problem:
 
 @dataclass
 class Report:
-    figures: dict[str, int]
+    summary: str
     problems: list[Problem]
 
     @property
     def ok(self):
         return not self.problems
 
-    def __str__(self):
-        counts = Counter(problem.kind for problem in self.problems)
-        kinds = ["overlap", "lost call", *(kind for kind in counts if kind not in ("overlap", "lost call"))]
-        figures = [f"sent {self.figures['sent']} calls", *(f"{n} {what}" for what, n in self.figures.items() if what != "sent")]
-        return ", ".join([*figures, *(f"{counts[kind]} {kind}{'s' * (counts[kind] != 1)}" for kind in kinds)])
-
 
 def verify(history):
     checks = (something_happened, overlaps, fences, overwritten_entries, lost_calls, ticks)
     problems = [problem for check in checks for problem in check(history)]
+    return Report(_summary(history, problems), problems)
+
+
+def _summary(history, problems):
     finished = history.finished()
-    figures = {
-        "sent": len(history.calls),
-        "ran": len(finished),
-        "skipped as duplicates": len(history.skipped),
-        "waited and then ran": len({task_id for task_id, _ in history.waits} & finished),
-        "failed": sum(run.end is not None and not run.ok for run in history.runs),
-        "refused": len(history.refused),
-        "in trouble": len(history.trouble),
-    }
-    always = ("sent", "ran", "skipped as duplicates")
-    return Report({what: n for what, n in figures.items() if n or what in always}, problems)
+    waited = {task_id for task_id, _ in history.waits} & finished
+    failed = [run for run in history.runs if run.end is not None and not run.ok]
+    parts = [
+        f"sent {len(history.calls)} calls: {len(finished)} ran ({len(waited)} of these after waiting), "
+        f"{len(history.skipped)} were skipped as duplicates"
+    ]
+    ticks_run = [task_id for task_id in finished & history.calls.keys() if history.calls[task_id].task in history.schedules]
+    optional = {"periodic ticks ran": ticks_run, "refused": history.refused, "runs failed": failed, "times trouble with the lock": history.trouble}
+    parts += [f"{len(found)} {what}" for what, found in optional.items() if found]
+    kinds = Counter({"overlaps": 0, "lost calls": 0})
+    kinds.update(f"{problem.kind}s" for problem in problems)
+    return ", ".join([*parts, *(f"{count} {kind}" for kind, count in kinds.items())])
 
 
 def something_happened(history):
@@ -74,7 +73,7 @@ def fences(history):
     for label, runs in _by_key(history):
         for before, after in pairwise(run for run in runs if run.fence is not None):
             if after.fence <= before.fence:
-                yield Problem("fence gone back", f"{label}: {after.fence} of {_who(after)} came after {before.fence}")
+                yield Problem("older fence", f"{label}: {after.fence} of {_who(after)} came after {before.fence}")
 
 
 def overwritten_entries(history):
@@ -82,7 +81,7 @@ def overwritten_entries(history):
     for label, runs in _by_key(history):
         for entry, times in Counter(run.entry for run in runs if run.entry is not None).items():
             if times > 1:
-                yield Problem("overwritten entry", f"{label}: entry {entry} was written {times} times")
+                yield Problem("overwrite", f"{label}: entry {entry} was written {times} times")
 
 
 def lost_calls(history):
@@ -134,7 +133,7 @@ def _who(run):
 
 def main(path):
     report = verify(History.read(path))
-    print(report)
+    print(report.summary)
     for problem in report.problems:
         print(f"{problem.kind}: {problem.text}")
     return 0 if report.ok else 1

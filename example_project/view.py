@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 
-from rich import box
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
@@ -68,11 +67,11 @@ def table(history):
     holders = {}
     for run in history.running:
         holders.setdefault(run.key or run.task, []).append(run)
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), expand=False)
-    for column in ("call", "runs on", "pid", "fence"):
-        shown.add_column(column, no_wrap=True, min_width={"call": 20, "runs on": 10, "pid": 7, "fence": 9}[column])
+    shown = Table(box=None, padding=(0, 1), header_style="bold")
+    for column, width in (("call", 20), ("runs on", 9), ("pid", 7), ("fence", 9)):
+        shown.add_column(column, no_wrap=True, min_width=width)
     for column in ("sent", "ran", "skipped", "waits"):
-        shown.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, no_wrap=True, justify="right")
     for row, label in sorted(rows.items(), key=lambda item: item[1]):
         numbers = [str(count[row]) for count in (sent, ran, skipped, waits)]
         shown.add_row(label, *_holder(holders.get(row, [])), *numbers)
@@ -80,18 +79,18 @@ def table(history):
 
 
 def _holder(runs):
-    """Worker, pid and fence of the one that runs; in red if there are more."""
+    """Worker, pid and fence of the one that runs; red if there are more, which no lock allows."""
     if not runs:
         return "", "", ""
     run = runs[0]
-    worker, pid, fence = run.worker.partition("@")[0], str(run.pid), f"…{run.fence % 10**8:08d}" if run.fence else "none"
+    fence = f"…{run.fence % 10**8:08d}" if run.fence else "none"
     if len(runs) > 1:
-        return Text(f"{len(runs)} AT ONCE", style="bold red"), Text(pid, style="red"), Text(fence, style="red")
-    return worker, pid, fence
+        return Text(f"{len(runs)} AT ONCE", style="bold red"), str(run.pid), fence
+    return run.worker.partition("@")[0], str(run.pid), fence
 
 
 def verdict(report, locks):
-    lines = [str(report)]
+    lines = [report.summary]
     lines += [f"{problem.kind}: {problem.text}" for problem in report.problems[:MOST_PROBLEMS]]
     if len(report.problems) > MOST_PROBLEMS:
         lines.append(f"... and {len(report.problems) - MOST_PROBLEMS} more")

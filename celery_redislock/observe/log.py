@@ -29,12 +29,17 @@ LEVELS: Final = {
 TEXTS: Final = {
     "lock_acquired": "%(task)s[%(task_id)s] holds %(key)s, fence %(fence)d",
     "lock_released": "%(task)s[%(task_id)s] gave up %(key)s after %(held).3f s",
-    "lock_conflict": "%(task)s[%(task_id)s] was denied %(key)s, held by %(holder)s for another %(remaining).1f s: %(policy)s",
-    "lock_lost": "%(task)s[%(task_id)s] has lost %(key)s (%(reason)s) before its run ended; another run may have started",
+    "lock_conflict": (
+        "%(task)s[%(task_id)s] was denied %(key)s, held by %(holder)s for another %(remaining).1f s: %(policy)s"
+    ),
+    "lock_lost": (
+        "%(task)s[%(task_id)s] has lost %(key)s (%(reason)s) before its run ended; another run may have started"
+    ),
     "lock_recovered": "%(task)s[%(task_id)s] still has %(key)s: it was never lost",
     "lock_renewal_late": "%(task)s[%(task_id)s] renews %(key)s %(late).1f s late: this process was starved",
     "lock_unavailable": "%(task)s[%(task_id)s] could not %(operation)s %(key)s: %(policy)s; %(reason)s",
 }
+LEFT_OUT: Final = " (%(left_out)d such lines left out)"
 
 
 class LogListener:
@@ -62,9 +67,9 @@ class LogListener:
         if left_out is None:
             return
         fields = event.fields()
-        more = f" ({left_out} such lines left out)" if left_out else ""
+        text = TEXTS[event.name] + (LEFT_OUT if left_out else "")
         extra = {"lock_event": event.name, **{f"lock_{name}": value for name, value in fields.items()}}
-        logger.log(level, TEXTS[event.name] + more, fields, extra=extra)
+        logger.log(level, text, {**fields, "left_out": left_out}, extra=extra)
 
 
 class _Bucket:

@@ -33,6 +33,8 @@ BATCH: Final = 500
 """Renewals in one round trip: from there on larger batches gain nothing, and the server is kept from others longer."""
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.5
+_TROUBLE: Final = (RedisError, OSError, ValueError)
+"""What trouble with a server looks like. ValueError: redis-py's own parser, where something else than Redis answers."""
 
 
 class _Script:
@@ -128,25 +130,27 @@ class RedisStore:
             reply = self._run(RELEASE, keys, args, suspects)
         finally:
             self._discard(suspects)
-        if reply[0] == 1:
-            return Released(owned=True)
-        if len(reply) > 1:
-            return Released(False, _holder(reply[1]))
-        # an earlier try of mine may have removed it, and only its reply was lost
-        return Released(owned=bool(suspects))
+        # not mine any more: an earlier try may have removed it, and only its reply was lost
+        owned = reply[0] == 1 or bool(suspects)
+        return Released(owned, _holder(reply[1]) if len(reply) > 1 else None)
 
     def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal | None]:
         """See `LockStore.renew`."""
         self._check_pid()
         if self._keepers is None:
             self._keepers = self._pool.make_connection()
+        connection = self._keepers
+        connection.socket_connect_timeout = min(timeout, self.try_timeout(self._timeout))
         end = time.monotonic() + timeout
         answers: list[Renewal | None] = []
         try:
             for first in range(0, len(leases), BATCH):
-                answers.extend(self._renew_batch(self._keepers, leases[first : first + BATCH], end))
-        except (RedisError, OSError):
-            self._keepers.disconnect()
+                answers.extend(self._renew_batch(connection, leases[first : first + BATCH], end))
+        except _TROUBLE:
+            pass
+        finally:
+            if len(answers) < len(leases):
+                connection.disconnect()  # replies may yet come that nobody waits for
         answers.extend([None] * (len(leases) - len(answers)))
         return answers
 
@@ -157,6 +161,8 @@ class RedisStore:
         suspects: list[Any] = []
         try:
             value, pttl, now = self._exchange(packed, 3, suspects)
+        except NoPermissionError as error:
+            raise LockUnavailable(f"the lock store refuses to tell: {_reason(error)}") from error
         finally:
             self._discard(suspects)
         if value is None or (isinstance(pttl, int) and pttl == -2):
@@ -173,14 +179,17 @@ class RedisStore:
     # --- one operation, several tries
 
     def _run(self, script: _Script, keys: Sequence[str], args: Sequence[str | int], suspects: list[Any]) -> Any:
-        try:
-            (reply,) = self._exchange(script.pack(keys, args, full=self._always_eval), 1, suspects)
-        except (NoScriptError, NoPermissionError) as error:
-            if self._always_eval:
-                raise LockUnavailable(f"the lock store refuses EVAL: {_reason(error)}") from error
-            self._always_eval = isinstance(error, NoPermissionError)  # a user may have +eval but not +evalsha
-            (reply,) = self._exchange(script.pack(keys, args, full=True), 1, suspects)
-        return reply
+        refused: RedisError | None = None
+        for full in (True,) if self._always_eval else (False, True):
+            try:
+                (reply,) = self._exchange(script.pack(keys, args, full=full), 1, suspects)
+            except (NoScriptError, NoPermissionError) as error:
+                refused = error
+                continue
+            self._always_eval = self._always_eval or isinstance(refused, NoPermissionError)  # +eval, but not +evalsha
+            return reply
+        assert refused is not None
+        raise LockUnavailable(f"the lock store refuses the scripts: {_reason(refused)}") from refused
 
     def _exchange(self, packed: bytes, replies: int, suspects: list[Any]) -> list[Any]:
         """Send and read, again and again until the time is up. Connections that may yet execute it end in ``suspects``."""
@@ -192,7 +201,7 @@ class RedisStore:
                 return self._try(packed, replies, suspects)
             except (NoScriptError, NoPermissionError):
                 raise
-            except (RedisError, OSError) as error:
+            except _TROUBLE as error:
                 self._hang_up()
                 left = end - time.monotonic() - pause
                 if isinstance(error, AuthenticationError) or left < self.try_timeout(self._timeout):
@@ -216,10 +225,11 @@ class RedisStore:
             else:
                 connection.disconnect()
                 self._idle.appendleft(connection)
-        if replies == 1 and isinstance(answers[0], ResponseError):
-            if not isinstance(answers[0], NoScriptError):
-                connection.disconnect()  # READONLY and its like: the next try may meet another server
-            raise answers[0]
+        for answer in answers:
+            if isinstance(answer, ResponseError) and not _is_foreign(answer):
+                if not isinstance(answer, NoScriptError):
+                    connection.disconnect()  # READONLY and its like: the next try may meet another server
+                raise answer
         return answers
 
     def _abandon(self, suspects: list[Any], lease: Lease) -> None:
@@ -228,7 +238,7 @@ class RedisStore:
         for connection in suspects:
             try:
                 connection.send_packed_command([packed], check_health=False)
-            except (RedisError, OSError):
+            except _TROUBLE:
                 continue  # it has died by itself; what it carried may still be executed, and ends by its TTL
         self._discard(suspects)
 
@@ -240,7 +250,8 @@ class RedisStore:
     # --- renewals
 
     def _renew_batch(self, connection: Any, leases: Sequence[Lease], end: float) -> list[Renewal | None]:
-        packed = [RENEW.pack([lease.key], [lease.token, _milliseconds(lease.ttl)]) for lease in leases]
+        full = self._always_eval
+        packed = [RENEW.pack([lease.key], [lease.token, _milliseconds(lease.ttl)], full=full) for lease in leases]
         replies = _pipeline(connection, packed, end)
         missed = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missed:
@@ -248,6 +259,8 @@ class RedisStore:
             again = [RENEW.pack([leases[first].key], [leases[first].token, _milliseconds(leases[first].ttl)], full=True)]
             for n, reply in zip(missed, _pipeline(connection, again + [packed[n] for n in rest], end), strict=True):
                 replies[n] = reply
+        if not full and all(isinstance(reply, NoPermissionError) for reply in replies):
+            self._always_eval = True  # from the next round on
         if any(isinstance(reply, ResponseError) for reply in replies):
             connection.disconnect()  # READONLY and its like: the next round may meet another server
         return [_renewal(reply) for reply in replies]
@@ -285,6 +298,11 @@ def _read(connection: Any) -> Any:
         return connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except ResponseError as error:
         return error
+
+
+def _is_foreign(error: ResponseError) -> bool:
+    """Tell whether a key holds something else than a string: somebody else's, a holder like any other."""
+    return str(error).startswith("WRONGTYPE")
 
 
 def _pipeline(connection: Any, packed: list[bytes], end: float) -> list[Any]:

@@ -13,7 +13,7 @@ from celery import Celery
 from pytest_celery import RESULT_TIMEOUT, CeleryTestSetup
 
 from celery_redislock.testing import EmbeddedServer
-from tests.local_nodes.fixtures import WorkerFactory
+from tests.local_nodes.fixtures import WorkerFactory, marked_processes
 from tests.local_nodes.recorder import Recorder
 from tests.local_nodes.tasks import ping, unlocked
 from tests.local_nodes.waiting import wait_until
@@ -205,9 +205,23 @@ def test_servers_of_one_test_differ(make_server: type[EmbeddedServer], server: E
     assert others[1].command("DBSIZE") == b"0"
 
 
+def test_no_process_of_a_worker_remains_when_it_is_closed(workers: WorkerFactory, no_process_is_left_over: str) -> None:
+    others = {process.pid for process in marked_processes(no_process_is_left_over)}
+    worker = workers("prefork", 2)
+    paused = workers("threads", 2)
+    family = {worker.pid, *worker.child_pids(2), paused.pid}
+    paused.pause()
+    assert family <= {process.pid for process in marked_processes(no_process_is_left_over)}
+    worker.close()
+    paused.close()
+    wait_until(
+        lambda: {process.pid for process in marked_processes(no_process_is_left_over)} == others,
+        lambda: f"the end of {worker} and {paused}",
+    )
+
+
 @pytest.mark.parametrize("state", ["running", "frozen"])
 def test_nothing_survives_a_killed_test_process(state: str) -> None:
-    """The same with the server and the worker standing still, and for the pool processes."""
     script = f"""if True:
         import pathlib, signal, tempfile
         from celery_redislock.testing import EmbeddedServer

@@ -6,42 +6,35 @@
 --       {0, holder, pttl, server time in us, m} somebody else holds it; m: 1 this attempt began once, 0 not, -1 not known
 --       {2}                                     this very attempt has run to its end
 --
--- pcall: a foreign value of another type is a holder like any other, never an error.
+-- The lock is written last: a command that is refused on the way (ACL, no memory) leaves no lock that nobody knows of.
+
+-- A foreign value of another type is a holder like any other, never an error.
 local function text(key)
     local value = redis.pcall('GET', key)
-    if type(value) == 'table' then return '' end
-    return value
+    if type(value) ~= 'table' then return value end
+    if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then redis.call('GET', key) end -- raises it
+    return ''
 end
 
 local marker = KEYS[3] and text(KEYS[3])
-local granted = false
-if marker ~= 'done' then
-    granted = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
-end
-
-local holder = false
-if not granted then
-    holder = text(KEYS[1])
-    local mine = holder == ARGV[1]
-    if marker == 'done' and not mine then return {2} end
-    -- a tombstone keeps other calls out, not the next attempt of the call that left it
-    if mine or (holder and string.sub(holder, 1, #ARGV[4]) == ARGV[4]) then
-        redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-        granted = true
-    end
-end
+local holder = text(KEYS[1])
+local mine = holder == ARGV[1]
+if marker == 'done' and not mine then return {2} end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-if not granted then
+-- a tombstone keeps other calls out, not the next attempt of the call that left it
+if holder and not mine and string.sub(holder, 1, #ARGV[4]) ~= ARGV[4] then
     local began = -1
     if KEYS[3] then began = marker and 1 or 0 end
-    return {0, holder or '', redis.call('PTTL', KEYS[1]), string.format('%.0f', now), began}
+    return {0, holder, redis.call('PTTL', KEYS[1]), string.format('%.0f', now), began}
 end
 
 -- never below the clock: neither a flush nor a failover that lost a write makes it go back
 local last = tonumber(text(KEYS[2]) or 0) or 0
+if not (last > 0 and last < 2 ^ 53 - 1) then last = 0 end -- none yet, or not ours
 local fence = string.format('%.0f', math.max(last + 1, now))
 redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
 if KEYS[3] then redis.call('SET', KEYS[3], 'began', 'PX', ARGV[5]) end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return {1, fence}
