@@ -50,7 +50,8 @@ format: .venv/.lint ## Mend style and format
 
 .PHONY: types
 types: .venv/.lint ## Check types (strict)
-	$(BIN)/mypy celery_redislock $(wildcard tests/typing)
+	$(BIN)/mypy celery_redislock tests/typing
+	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
 .PHONY: imports
 imports: .venv/.lint ## Check who imports whom

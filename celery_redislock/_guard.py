@@ -3,7 +3,8 @@
 This file is also the script that it starts, the guard: ``python -I -S _guard.py PARENT CLEAN_UP COMMAND...``. PARENT is
 the process id of the asker, CLEAN_UP a directory to delete when the asker has died ("" for none). The guard prints the
 command's process id on its standard output; the command writes to the guard's standard error. Exit code: the command's
-own, or 128 + the signal that ended it. Slower imports are made where they are used: a guard is up in 20 ms.
+own, or 128 + the signal that ended it. Slower imports are made where they are used: a guard is up in 20 ms. Coverage
+does not see the script's part: it has no site-packages.
 
 Why a process of its own: a parent killed with SIGKILL runs no ``atexit``; ``PR_SET_PDEATHSIG`` set in the asker would
 need a ``preexec_fn`` (unsafe with threads) and fire at the end of the *thread* that started the command. The guard has
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 POLL = 0.2  # seconds between two looks at the parent; the death of the command itself is noticed at once
 
 
-def _die_with_parent() -> None:
+def _die_with_parent() -> None:  # pragma: no cover
     """Ask the kernel for SIGKILL when the guard is gone (Linux; elsewhere only the guard's own watch protects)."""
     if sys.platform == "linux":
         import ctypes
@@ -35,7 +36,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG; kept over exec
 
 
-def _run(command: list[str], guard: int) -> None:
+def _run(command: list[str], guard: int) -> None:  # pragma: no cover
     """In the forked child: become the command, as leader of its own process group."""
     try:
         os.setpgid(0, 0)
@@ -52,7 +53,7 @@ def _run(command: list[str], guard: int) -> None:
         os._exit(127)
 
 
-def main(parent: int, clean_up: str, command: list[str]) -> int:
+def main(parent: int, clean_up: str, command: list[str]) -> int:  # pragma: no cover
     """Run ``command`` and wait for its end or the parent's; return the exit code (module docstring)."""
     wake_up, waker = os.pipe()
     for fd in (wake_up, waker):
@@ -158,5 +159,5 @@ class GuardedProcess:
                 os.kill(self.pid, number)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # pragma: no cover
     sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

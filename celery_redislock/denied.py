@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError
+from kombu.serialization import registry
 
 from celery_redislock.conflict import LONGEST, Verdict, back_off
 from celery_redislock.errors import LockConflict, LockUnavailable
@@ -161,10 +163,16 @@ class Denied:
         pause = REJECT_PAUSE
         while True:
             try:
-                self._copy(countdown, trail).apply_async(add_to_parent=False)
+                self._send(self._copy(countdown, trail))
                 return
             except SoftTimeLimitExceeded:
                 raise
+            except EncodeError as error:
+                self.run.outage("publish", "raise", error)
+                raise LockUnavailable(
+                    f"{self.task.name}: it has to wait for {self.run.key}, and no serializer that this worker accepts "
+                    "can send its arguments again; declare the task with serializer=..."
+                ) from error
             except Exception as error:
                 if self.task.acks_late:
                     self.run.outage("publish", "reject", error)
@@ -179,6 +187,22 @@ class Denied:
                 self.run.outage("publish", "retry", error)
             time.sleep(pause)
             pause = min(2 * pause, PUBLISH_PATIENCE / 6)
+
+    def _send(self, copy: Any) -> None:
+        """Publish it as the task's messages are, or, if that can't be, in another way that this worker accepts.
+
+        Celery does not tell a task how its message was serialised; the sender may have chosen.
+        """
+        try:
+            copy.apply_async(add_to_parent=False)
+        except EncodeError:
+            for accepted in self.task.app.conf.accept_content or ():
+                try:
+                    copy.apply_async(add_to_parent=False, serializer=registry.type_to_name.get(accepted, accepted))
+                    return
+                except EncodeError:
+                    continue
+            raise
 
     def _copy(self, countdown: float, trail: Trail) -> Any:
         request = self.request

@@ -216,5 +216,7 @@ def _redelivered(request: Any) -> bool:
 def _no_coroutine(task: Any, result: Any) -> Any:
     if isinstance(result, CoroutineType):
         result.close()
-        raise LockConfigError(f"{task.name}: the body returned a coroutine, which Celery does not run; write a plain one")
+        raise LockConfigError(
+            f"{task.name}: the body returned a coroutine, which Celery does not run; write a plain one"
+        )
     return result

@@ -130,9 +130,10 @@ def unknown_option(task: str, name: str, known: Iterable[str]) -> LockConfigErro
     option = name.removeprefix(prefix).lower()
     if prefix == "redislock_" and option in PER_TASK:
         return LockConfigError(f"{task}: {name} can't be said for a whole app; say lock_{option} on the task")
-    likely = prefix + _SYNONYMS.get(option, "")
-    near = [likely] if likely in names else difflib.get_close_matches(prefix + option, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+    near = _SYNONYMS.get(option)
+    if near is None or prefix + near not in names:  # compared without the prefix, which would make all names alike
+        near = next(iter(difflib.get_close_matches(option, [n.removeprefix(prefix) for n in names], 1, 0.5)), None)
+    hint = f"did you mean {prefix}{near}?" if near else f"known: {', '.join(names)}"
     return LockConfigError(f"{task}: unknown option {_short(name)}; {hint}")
 
 

@@ -141,7 +141,6 @@ class SingletonMixin:
     name: Any
     app: Any
     request: Any
-    request_stack: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -174,9 +173,6 @@ class SingletonMixin:
             LockUnavailable: It holds none: called directly, eager, ``lock_enabled=False``, or ``lock_on_outage="run"``.
         """
         request = self.request
-        for request in reversed(self.request_stack.stack):
-            if not request.called_directly:  # Celery puts such ones on top when a base class calls its ``__call__``
-                break
         run = request.__dict__.get(MARK)
         if run is None or run.lock is None:
             raise LockUnavailable(
@@ -228,10 +224,8 @@ class SingletonMixin:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Pass the gate, then run the body (the worker calls this)."""
         request = self.request
-        if request.called_directly:
+        if request.called_directly or MARK in request.__dict__:  # the latter: self(...) in the body
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if MARK in request.__dict__:  # self(...) in the body: under the same lock, with the same request
-            return self._body(args, kwargs)
         request.__dict__[MARK] = None
         call = header(request).get("options")
         if not self._takes_lock(request, call):
@@ -259,7 +253,7 @@ class SingletonMixin:
     def _body(self, args: Any, kwargs: Any) -> Any:
         """Run what comes next: a base class's own ``__call__``, or the body itself.
 
-        Not Celery's ``__call__``: outside of a worker it would put an empty request before the real one.
+        Not Celery's ``__call__``: outside of a worker it would put a copy of the request before the real one.
         """
         if _has_own_call(type(self)):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]

@@ -7,7 +7,9 @@ import weakref
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.states import SUCCESS
 
+from celery_redislock.errors import LockConfigError
 from celery_redislock.runtime import MARK, Runtime
 
 __all__ = ["install"]
@@ -15,6 +17,7 @@ __all__ = ["install"]
 logger = logging.getLogger(__name__)
 
 _installed: weakref.WeakSet[Any] = weakref.WeakSet()
+_shown: set[str] = set()
 
 
 class RedisLockStep(bootsteps.Step):  # type: ignore[misc]
@@ -28,7 +31,13 @@ class RedisLockStep(bootsteps.Step):  # type: ignore[misc]
         Raises:
             LockConfigError: A setting is wrong.
         """
-        runtime = Runtime.of(worker.app)
+        try:
+            runtime = Runtime.of(worker.app)
+        except LockConfigError as error:
+            if worker.app.conf.get("redislock_enabled", True) is not False:
+                raise
+            logger.warning("%s; as redislock_enabled is False, only tasks with lock_enabled = True will fail", error)
+            return
         if worker.app.conf.task_protocol == 1:
             logger.warning(
                 "task_protocol = 1 carries no headers: a copy that waits for a lock forgets that it has waited, and "
@@ -50,9 +59,18 @@ def install(app: Any) -> None:
     signals.task_postrun.connect(_look_after, weak=False, dispatch_uid="celery_redislock.look_after")
 
 
-def _look_after(task_id: str, task: Any, **_: Any) -> None:
+def _look_after(task_id: str, task: Any, state: str | None = None, **_: Any) -> None:
     """Give up what a finished call still holds: a soft limit may have landed between the gate's own two attempts."""
-    run = task.request.__dict__.get(MARK)
+    request = task.request.__dict__
+    run = request.get(MARK)
     if run is not None and run.pending:
         logger.warning("%s[%s] ended without giving up %s; doing it now", task.name, task_id, run.key)
         run.leave(finished=False)
+    if MARK not in request and state == SUCCESS and hasattr(task, "lock_key_for") and task.name not in _shown:
+        _shown.add(task.name)
+        logger.error(
+            "%s[%s] ran without meeting its lock, and so will each of its runs: a __call__ before SingletonMixin's "
+            "does not call super().__call__",
+            task.name,
+            task_id,
+        )

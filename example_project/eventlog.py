@@ -1,7 +1,8 @@
 """The application's own log of what was sent, ran and was skipped: one JSON object per line, from every process.
 
-`recorded` is used by the task bodies; the rest are receivers of signals. The log knows nothing of what the locks look
-like in Redis, so `verify` proves something. ``mono`` is one clock for all processes of one machine, not of several.
+`recorded` is used by the task bodies; the rest are receivers of signals. ``what`` is the application's own name for
+what must not run twice at once, such as "sync_account 7": a proof that used the library's lock keys would prove less.
+``mono`` is one clock for all processes of one machine, but not of several.
 """
 
 import json
@@ -11,10 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from celery import current_app
 from celery.signals import after_task_publish, beat_init, worker_ready
 
-from celery_redislock import current_lock, signals
+from celery_redislock import SingletonTask, current_lock, signals
 
 PATH = Path(os.environ.get("EXAMPLE_EVENT_LOG", "events.jsonl"))
 
@@ -36,8 +36,9 @@ def recorded(task):
     """Write the start and the end of the run; what the body puts into ``facts`` is written with the end."""
     lock, request = current_lock(), task.request
     run = Run(fence=lock.fence if lock else None)
-    about = {"task": task.name, "task_id": request.id, "key": lock_key(task.name, request.args, request.kwargs)}
-    write("start", **about, worker=request.hostname, fence=run.fence)
+    about = {"task": task.name, "task_id": request.id, "what": what(task.name, request.args, request.kwargs)}
+    key, alone = lock.key if lock else None, isinstance(task, SingletonTask)
+    write("start", **about, alone=alone, worker=request.hostname, key=key, fence=run.fence)
     ok = False
     try:
         yield run
@@ -46,21 +47,19 @@ def recorded(task):
         write("end", **about, ok=ok, **run.facts)
 
 
-def lock_key(task_name, args, kwargs):
-    """The key of a call, also where no lock is taken; None for a task that never takes one."""
-    task = current_app.tasks[task_name]
-    return task.lock_key_for(*args, **kwargs) if hasattr(task, "lock_key_for") else None
+def what(task_name, args, kwargs):
+    numbers = [str(value) for value in (*args, *kwargs.values()) if type(value) is int]
+    return " ".join([task_name.rpartition(".")[2], *numbers])
 
 
-def call_is_sent(task_name, task_id, key=None, label=None):
-    write("sent", task=task_name, task_id=task_id, key=key, label=label)
+def call_is_sent(task_name, task_id, args=(), kwargs=None):
+    write("sent", task=task_name, task_id=task_id, what=what(task_name, args, kwargs or {}))
 
 
 @after_task_publish.connect
 def _published(sender, headers, body, **_):
     args, kwargs, _canvas = body
-    label = " ".join([sender.rpartition(".")[2], *(str(arg) for arg in args if isinstance(arg, int))])
-    call_is_sent(sender, headers["id"], lock_key(sender, args, kwargs), label)
+    call_is_sent(sender, headers["id"], args, kwargs)
 
 
 @worker_ready.connect

@@ -11,15 +11,14 @@ WAITING = {"retry", "come_back"}
 @dataclass
 class Call:
     task: str
-    key: str | None
-    label: str
+    what: str
     sent: float
 
 
 @dataclass
 class Run:
-    task: str
-    key: str | None
+    what: str
+    alone: bool  # whether no other run of the same may be there
     task_id: str
     worker: str
     pid: int
@@ -34,12 +33,13 @@ class Run:
 class History:
     calls: dict[str, Call] = field(default_factory=dict)  # by task id; a copy that is published again is no new call
     runs: list[Run] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)  # task id -> key
-    refused: dict[str, str] = field(default_factory=dict)
-    waits: list[tuple[str, str]] = field(default_factory=list)  # (task id, key), once for each time it came back
+    skipped: set[str] = field(default_factory=set)  # task ids
+    refused: set[str] = field(default_factory=set)
+    waits: list[str] = field(default_factory=list)  # task ids, once for each time that a call was put off
     schedules: dict[str, float] = field(default_factory=dict)  # task -> period
     trouble: list[str] = field(default_factory=list)  # leases lost, store not reached
-    workers: list[str] = field(default_factory=list)
+    workers: set[str] = field(default_factory=set)
+    beats: set[int] = field(default_factory=set)  # pids
     began: float | None = None
     closing: float | None = None
     _open: dict[tuple[str, int], Run] = field(default_factory=dict)
@@ -54,7 +54,8 @@ class History:
 
     @property
     def running(self):
-        return list(self._open.values())
+        finished = self.finished()  # also by another run, after the process of the first one has died
+        return [run for run in self._open.values() if run.task_id not in finished]
 
     def finished(self):
         """Ids of the calls that have run to an end."""
@@ -62,7 +63,7 @@ class History:
 
     def unsettled(self):
         """Ids of the calls of which nothing has come yet."""
-        return self.calls.keys() - self.finished() - self.skipped.keys() - self.refused.keys()
+        return self.calls.keys() - self.finished() - self.skipped - self.refused
 
     def add(self, record):
         handler = getattr(self, f"_{record['event']}", None)
@@ -74,11 +75,10 @@ class History:
     # --- one for each event
 
     def _sent(self, record):
-        call = Call(record["task"], record["key"], record["label"] or _short(record["task"]), record["mono"])
-        self.calls.setdefault(record["task_id"], call)
+        self.calls.setdefault(record["task_id"], Call(record["task"], record["what"], record["mono"]))
 
     def _start(self, record):
-        names = ("task", "key", "task_id", "worker", "pid", "fence")
+        names = ("what", "alone", "task_id", "worker", "pid", "fence")
         run = Run(**{name: record[name] for name in names}, start=record["mono"])
         self.runs.append(run)
         self._open[run.task_id, run.pid] = run
@@ -88,15 +88,16 @@ class History:
         run.end, run.ok, run.entry = record["mono"], record["ok"], record.get("entry")
 
     def _lock_conflict(self, record):
-        policy, task_id, key = record["policy"], record["task_id"], record["key"]
+        policy, task_id = record["policy"], record["task_id"]
         if policy in SKIPPED:
-            self.skipped[task_id] = key
+            self.skipped.add(task_id)
         elif policy in REFUSED:
-            self.refused[task_id] = key
+            self.refused.add(task_id)
         elif policy in WAITING:
-            self.waits.append((task_id, key))
+            self.waits.append(task_id)
 
     def _schedule(self, record):
+        self.beats.add(record["pid"])
         self.schedules[record["task"]] = record["period"]
         self.began = min(self.began or record["mono"], record["mono"])
 
@@ -104,8 +105,4 @@ class History:
         self.closing = record["mono"]
 
     def _worker_ready(self, record):
-        self.workers.append(record["worker"])
-
-
-def _short(task):
-    return task.rpartition(".")[2]
+        self.workers.add(record["worker"])

@@ -16,12 +16,13 @@ def click_wildly(seconds):
     reports = rebuilds = 0
     while (passed := time.monotonic() - began) < seconds:
         account_id = random.choice(ACCOUNTS)
-        for click in range(random.randint(2, 7)):
-            sync_account.delay(account_id, full=click % 3 == 2)
+        for _click in range(random.randint(2, 7)):
+            sync_account.delay(account_id)
         if passed >= 1 + 5 * rebuilds:
             rebuilds += 1
             for _deployment in range(3):
                 rebuild_search_index.delay()
+            sync_account.apply_async([account_id], {"full": True}, lock_on_conflict="retry")
         if passed >= 0.5 + 4 * reports:
             reports += 1
             nightly_report([*ACCOUNTS, *ACCOUNTS[:2]])

@@ -12,16 +12,20 @@ ROOT = Path(__file__).parents[1]
 PATIENCE = 15  # seconds for a warm shutdown
 
 
-class EndedByItselfError(Exception):
-    """A child process that should still run does not."""
+class ProcessError(Exception):
+    """A child process that should run does not."""
 
 
 class Processes:
-    """Use it in a ``with`` block: it ends in order, or at once if an exception (Ctrl-C is one) leaves the block."""
+    """Use it in a ``with`` block: it ends in order, or at once if an exception (Ctrl-C is one) leaves the block.
 
-    def __init__(self, logs, env):
+    logs: the directory for their logs. scratch: one for their temporary files, deleted should the demo be killed.
+    """
+
+    def __init__(self, logs, scratch, env):
         self._logs = logs
-        self._env = {**os.environ, **env}
+        self._scratch = scratch
+        self._env = {**os.environ, "TMPDIR": str(scratch), **env}
         self._running = {}
         self._may_end = set()
 
@@ -31,13 +35,13 @@ class Processes:
             self._may_end.add(name)
         command = [sys.executable, "-m", *arguments]
         log = self._logs / f"{name}.log"
-        self._running[name] = GuardedProcess(command, log=log, env=self._env, cwd=ROOT)
+        self._running[name] = GuardedProcess(command, log=log, env=self._env, cwd=ROOT, clean_up=self._scratch)
 
     def check(self):
         for name, process in self._running.items():
             code = process.poll()
             if code is not None and not (code == 0 and name in self._may_end):
-                raise EndedByItselfError(f"{name} ended with code {code}: see {self._logs / name}.log")
+                raise ProcessError(f"{name} ended with code {code}: see {self._logs / name}.log")
 
     def has_ended(self, name):
         return self._running[name].poll() == 0

@@ -19,6 +19,7 @@ def ask_upstream(seconds):
 
 
 # Users click "sync" again while it runs. Only the account counts: a full sync of it must not run beside a quick one.
+# Where a call must not be skipped, it says so: sync_account.apply_async([7], {"full": True}, lock_on_conflict="retry")
 @app.task(base=SingletonTask, bind=True, lock_on=["account_id"], lock_skip_result=SKIPPED)
 def sync_account(self, account_id, full=False):
     with recorded(self) as run:
@@ -36,11 +37,11 @@ def rebuild_search_index(self):
         time.sleep(0.6)
 
 
-# Two beats send this every 3 s. The run takes 0.2 s, so its lock would be free again when the second beat's call comes:
-# the key is kept for most of the period, which is longer than two calls of one tick are apart, and shorter than two
-# ticks are. It can only be measured in time because plain beats do not say which tick a call belongs to; once there is a
-# beat scheduler that names its ticks, this line goes.
-@app.task(base=SingletonTask, bind=True, lock_min_hold=2.2, lock_skip_result=SKIPPED)
+# Two beats send this every 3 s. A run takes 0.2 s, so its lock would be free again when the other beat's call comes:
+# the key is kept for two thirds of the period. That is longer than two calls for one tick are apart (at most half the
+# period), and short enough for a run that starts a little late not to shut out the next tick. Only time can tell here,
+# because plain beats do not say which tick a call is for; once there is a beat scheduler that does, the option goes.
+@app.task(base=SingletonTask, bind=True, lock_min_hold=2.0, lock_skip_result=SKIPPED)
 def refresh_rates(self):
     with recorded(self):
         ask_upstream(0.2)

@@ -36,18 +36,24 @@ def verify(history):
 
 def _summary(history, problems):
     finished = history.finished()
-    waited = {task_id for task_id, _ in history.waits} & finished
-    failed = [run for run in history.runs if run.end is not None and not run.ok]
+    later = len(finished.intersection(history.waits))
     parts = [
-        f"sent {len(history.calls)} calls: {len(finished)} ran ({len(waited)} of these after waiting), "
-        f"{len(history.skipped)} were skipped as duplicates"
+        f"sent {len(history.calls)} calls",
+        f"ran {len(finished)}" + (f" ({later} of them later)" if later else ""),
+        f"skipped {len(history.skipped)} as duplicates",
     ]
-    ticks_run = [task_id for task_id in finished & history.calls.keys() if history.calls[task_id].task in history.schedules]
-    optional = {"periodic ticks ran": ticks_run, "refused": history.refused, "runs failed": failed, "times trouble with the lock": history.trouble}
-    parts += [f"{len(found)} {what}" for what, found in optional.items() if found]
-    kinds = Counter({"overlaps": 0, "lost calls": 0})
-    kinds.update(f"{problem.kind}s" for problem in problems)
-    return ", ".join([*parts, *(f"{count} {kind}" for kind, count in kinds.items())])
+    calls = history.calls.items()
+    notes = {
+        "refused call": len(history.refused),
+        "failed run": sum(run.end is not None and not run.ok for run in history.runs),
+        "cut-off run": sum(run.end is None and run.task_id in finished for run in history.runs),
+        "lock warning": len(history.trouble),
+        "periodic tick": sum(task_id in finished and call.task in history.schedules for task_id, call in calls),
+    }
+    kinds = Counter({"overlap": 0, "lost call": 0})
+    kinds.update(problem.kind for problem in problems)
+    counts = [*(note for note in notes.items() if note[1]), *kinds.items()]
+    return ", ".join([*parts, *(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts)])
 
 
 def something_happened(history):
@@ -56,54 +62,54 @@ def something_happened(history):
 
 
 def overlaps(history):
-    """A run of a key begins before another of this key has ended."""
-    for label, runs in _by_key(history):
+    """A run began before another of the same had ended. (When one that was cut off has ended is not known.)"""
+    for what, runs in _in_order(history):
         latest = None
         for run in runs:
             if latest and run.start < latest.end:
-                yield Problem(
-                    "overlap", f"{label}: {_who(run)} began {latest.end - run.start:.3f} s before {_who(latest)} ended"
-                )
+                early = latest.end - run.start
+                yield Problem("overlap", f"{what}: {_who(run)} began {early:.3f} s before {_who(latest)} ended")
             if run.end is not None and (latest is None or run.end > latest.end):
                 latest = run
 
 
 def fences(history):
-    """A later run of a key must have a higher fence. Runs without a lock have none."""
-    for label, runs in _by_key(history):
+    """A later run must have a higher fence. Runs without a lock have none."""
+    for what, runs in _in_order(history):
         for before, after in pairwise(run for run in runs if run.fence is not None):
             if after.fence <= before.fence:
-                yield Problem("older fence", f"{label}: {after.fence} of {_who(after)} came after {before.fence}")
+                yield Problem("older fence", f"{what}: {after.fence} of {_who(after)} came after {before.fence}")
 
 
 def overwritten_entries(history):
     """Two runs wrote the same entry of the ledger: an update was lost. No clock is needed to see this."""
-    for label, runs in _by_key(history):
+    for what, runs in _in_order(history):
         for entry, times in Counter(run.entry for run in runs if run.entry is not None).items():
             if times > 1:
-                yield Problem("overwrite", f"{label}: entry {entry} was written {times} times")
+                yield Problem("overwrite", f"{what}: entry {entry} was written {times} times")
 
 
 def lost_calls(history):
-    """Each call that was sent ran to its end, was skipped or was refused: one of the three, and nothing else ran."""
-    finished, denied = history.finished(), history.skipped.keys() | history.refused.keys()
+    """Each call that was sent ran to its end, was skipped or was refused: one of the three, and nothing else ran.
+
+    A run that was cut off by the death of its process is made good by another run of the same call.
+    """
+    finished, denied = history.finished(), history.skipped | history.refused
     for task_id in history.unsettled():
-        yield Problem("lost call", f"{history.calls[task_id].label}: {task_id} was sent, and neither ran nor was skipped")
+        what = history.calls[task_id].what
+        yield Problem("lost call", f"{what}: {task_id} was sent, and neither ran to its end nor was skipped")
     for task_id in finished & denied:
         yield Problem("skipped run", f"{task_id} ran, and was skipped or refused as well")
     for task_id in (finished | denied) - history.calls.keys():
         yield Problem("stray run", f"{task_id} was never sent")
-    for run in history.running:
-        if run.task_id in finished:  # else it is a lost call already
-            yield Problem("endless run", f"{run.task}: {_who(run)} never ended")
 
 
 def ticks(history):
     """A periodic task ran once per period, whoever sent it.
 
-    Plain beats do not name their ticks, and two of them are apart by any part of the period. What can be said: of the
-    calls that ran, two that were sent within half a period are one tick twice; more than one and a half without any is a
-    tick that is missing.
+    Plain beats do not name their ticks, and two of them may be apart by any part of the period. What can be said: two
+    calls that ran and were sent within half a period are one tick twice, and where nothing that was sent in one and a
+    half periods has run, a tick is missing.
     """
     finished = history.finished()
     for task, period in history.schedules.items():
@@ -117,18 +123,17 @@ def ticks(history):
                 yield Problem("missing tick", f"{task}: nothing sent for {after - before:.2f} s has run")
 
 
-def _by_key(history):
-    """(label, runs in the order of their start) for each key."""
-    labels = {call.key: call.label for call in history.calls.values()}
+def _in_order(history):
+    """(what, runs in the order of their start) for all of which only one may run."""
     runs = defaultdict(list)
     for run in sorted(history.runs, key=lambda run: run.start):
-        if run.key is not None:
-            runs[run.key].append(run)
-    return [(labels.get(key, key), found) for key, found in runs.items()]
+        if run.alone:
+            runs[run.what].append(run)
+    return runs.items()
 
 
 def _who(run):
-    return f"{run.task_id[:8]} on {run.worker} pid {run.pid}"
+    return f"{run.worker.partition('@')[0]} pid {run.pid}"
 
 
 def main(path):

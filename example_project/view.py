@@ -1,7 +1,7 @@
 """What the demo shows: a live table on a terminal, a line every two seconds elsewhere, and the closing verdict."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 from rich.console import Group
 from rich.live import Live
@@ -12,7 +12,7 @@ from rich.text import Text
 from example_project.verify import overlaps
 
 LINE_EVERY = 2.0  # seconds
-MOST_PROBLEMS = 8  # of these are shown
+MOST_PROBLEMS = 2  # of each kind are shown
 
 
 class View:
@@ -27,7 +27,7 @@ class View:
 
     def update(self, history, phase):
         seconds = time.monotonic() - self._began
-        line = f"{seconds:3.0f} s  {phase}: {counts(history)}"
+        line = f"{seconds:3.0f} s  {phase}" + (f": {counts(history)}" if history.calls else "")
         if self._live:
             self._live.update(Group(Text(line), table(history)), refresh=True)
         elif time.monotonic() >= self._next_line:
@@ -58,23 +58,22 @@ def counts(history):
 
 
 def table(history):
-    """One row for each lock key (for each task, where there is no lock): who holds it, and how calls of it have fared."""
-    rows = {call.key or call.task: call.label for call in history.calls.values()}
-    sent = Counter(call.key or call.task for call in history.calls.values())
-    ran = Counter(run.key or run.task for run in history.runs if run.end is not None)
-    skipped = Counter(history.skipped.values())
-    waits = Counter(key for _, key in history.waits)
-    holders = {}
+    """One row for each thing that is done: who does it now, under which fence, and how the calls for it have fared."""
+    calls = history.calls
+    sent = Counter(call.what for call in calls.values())
+    ran = Counter(run.what for run in history.runs if run.end is not None)
+    skipped = Counter(calls[task_id].what for task_id in history.skipped if task_id in calls)
+    waits = Counter(calls[task_id].what for task_id in history.waits if task_id in calls)
+    running = defaultdict(list)
     for run in history.running:
-        holders.setdefault(run.key or run.task, []).append(run)
-    shown = Table(box=None, padding=(0, 1), header_style="bold")
-    for column, width in (("call", 20), ("runs on", 9), ("pid", 7), ("fence", 9)):
+        running[run.what].append(run)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column, width in (("what", 20), ("runs on", 9), ("pid", 7), ("fence", 10)):
         shown.add_column(column, no_wrap=True, min_width=width)
     for column in ("sent", "ran", "skipped", "waits"):
         shown.add_column(column, no_wrap=True, justify="right")
-    for row, label in sorted(rows.items(), key=lambda item: item[1]):
-        numbers = [str(count[row]) for count in (sent, ran, skipped, waits)]
-        shown.add_row(label, *_holder(holders.get(row, [])), *numbers)
+    for what in sorted(sent):
+        shown.add_row(what, *_holder(running[what]), *(str(count[what]) for count in (sent, ran, skipped, waits)))
     return shown
 
 
@@ -83,17 +82,18 @@ def _holder(runs):
     if not runs:
         return "", "", ""
     run = runs[0]
-    fence = f"…{run.fence % 10**8:08d}" if run.fence else "none"
+    fence = f"..{run.fence % 10**8:08d}" if run.fence else "none"
     if len(runs) > 1:
         return Text(f"{len(runs)} AT ONCE", style="bold red"), str(run.pid), fence
     return run.worker.partition("@")[0], str(run.pid), fence
 
 
 def verdict(report, locks):
-    lines = [report.summary]
-    lines += [f"{problem.kind}: {problem.text}" for problem in report.problems[:MOST_PROBLEMS]]
-    if len(report.problems) > MOST_PROBLEMS:
-        lines.append(f"... and {len(report.problems) - MOST_PROBLEMS} more")
+    lines, shown = [report.summary], Counter()
+    for problem in report.problems:
+        shown[problem.kind] += 1
+        if shown[problem.kind] <= MOST_PROBLEMS:
+            lines.append(f"{problem.kind}: {problem.text}")
     if not locks:
         lines.append("This was without locks. With them: leave out --without-locks.")
     title = "nothing overlapped, nothing was lost" if report.ok else "NOT SAFE"

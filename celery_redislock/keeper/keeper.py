@@ -59,7 +59,8 @@ class Keeper:
 
     def _start_over(self) -> None:
         self._holds: dict[str, Hold] = {}
-        self._started = False
+        self._lives = False
+        self._vacancy: list[None] = [None]  # whoever pops it is the thread; a pop is atomic
         self._bell = WakeUp()
         self._wakes_at = -inf  # awake: it will see what is in the table before it sleeps
 
@@ -68,8 +69,8 @@ class Keeper:
     def hold(self, hold: Hold) -> None:
         """Keep this lease alive from now on."""
         self._holds[hold.lease.token] = hold
-        if not self._started:
-            self._started = True
+        if not self._lives:
+            # a soft limit may land on any line, and several threads may come here: start one too many rather than none
             start_thread(self._live)
         elif min(hold.due, hold.deadline) < self._wakes_at:
             self._bell.ring()
@@ -85,6 +86,11 @@ class Keeper:
     # --- the thread
 
     def _live(self) -> None:
+        try:
+            self._vacancy.pop()
+        except IndexError:  # there is one already
+            return
+        self._lives = True
         threading.current_thread().name = "redislock-keeper"
         pid = os.getpid()
         while pid == os.getpid():
@@ -95,8 +101,10 @@ class Keeper:
                 time.sleep(PAUSE_AFTER_A_BUG)
 
     def _round(self) -> None:
-        self._renew(time.monotonic())
-        self._step_down()
+        try:
+            self._renew(time.monotonic())
+        finally:
+            self._step_down()
         while True:
             wakes_at = next_time(self.holds())
             self._wakes_at = wakes_at
@@ -117,16 +125,21 @@ class Keeper:
         sent = time.monotonic()
         answers = self._store.renew([hold.lease for hold in ready], timeout)
         for hold, answer in zip(ready, answers, strict=True):
-            if hold.lease.token in self._holds:
+            if self._still_holds(hold):
                 self._tell(hold, hold.answered(answer, sent=sent, now=time.monotonic()))
 
     def _step_down(self) -> None:
         now = time.monotonic()
         for hold in self.holds():
-            self._tell(hold, hold.check(now))
+            if self._still_holds(hold):
+                self._tell(hold, hold.check(now))
+
+    def _still_holds(self, hold: Hold) -> bool:
+        # looked at before the hold is told, not after: what it has been told, somebody has to hear
+        return hold.lease.token in self._holds
 
     def _tell(self, hold: Hold, change: Change | None) -> None:
-        if change is not None and hold.lease.token in self._holds:
+        if change is not None:
             self._on_change(hold, change)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["WakeUp", "start_thread"]
@@ -39,10 +40,8 @@ class WakeUp:
 
     def ring(self) -> None:
         """Wake the sleeper, or keep it from falling asleep."""
-        try:
+        with suppress(RuntimeError):  # rung already
             self._lock.release()
-        except RuntimeError:  # rung already
-            pass
 
     def sleep(self, seconds: float) -> None:
         """Sleep until rung, at most ``seconds`` (inf: without end)."""

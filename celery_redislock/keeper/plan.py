@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from math import inf
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ RENEW_AT: Final = 3
 """Renewals are due each ttl/3: two may fail before the lease ends."""
 
 
-class Loss(str, Enum):
+class Loss(StrEnum):
     """Why a lease counts as lost."""
 
     TAKEN = "taken"
@@ -58,15 +58,20 @@ class Hold:
         self.deadline = sent + lease.ttl
         self.loss: Loss | None = None
         self.final = False
-        self._stop = inf if max_hold is None else sent + max_hold
+        self._stop = inf if max_hold is None or not renew else sent + max_hold
         self._asked = False
         self.due = inf
         if renew:
-            self._schedule(sent)
+            self._schedule(sent + lease.ttl / RENEW_AT)
 
-    def _schedule(self, sent: float) -> None:
-        due = sent + self.lease.ttl / RENEW_AT
+    def _schedule(self, due: float) -> None:
         self.due = due if due < self._stop else inf
+
+    def is_due(self, now: float) -> bool:
+        """Whether a renewal is to be sent now: never after ``max_hold``, however late this comes."""
+        if now >= self._stop:
+            self.due = inf
+        return self.due <= now
 
     def lateness(self, now: float) -> float:
         """How long the next renewal has been overdue, s."""
@@ -78,7 +83,7 @@ class Hold:
             return None
         if answer is None:
             self._asked = True
-            self.due = now + min(self.lease.ttl / (3 * RENEW_AT), 1.0)
+            self._schedule(now + min(self.lease.ttl / (3 * RENEW_AT), 1.0))
             return self.check(now)
         self._asked = False
         if not answer.held:
@@ -86,9 +91,11 @@ class Hold:
             known, self.loss = self.loss, Loss.MISSING if answer.holder is None else Loss.TAKEN
             return None if known else Change(self.loss)
         self.deadline = sent + self.lease.ttl
-        self._schedule(sent)
+        self._schedule(sent + self.lease.ttl / RENEW_AT)
         if self.loss is None:
             return self.check(now)
+        if now >= self.deadline:  # an answer that is as old as a lease says nothing about now
+            return None
         self.loss = None  # my token is still there: nobody was in between
         return Change(None)
 
@@ -105,7 +112,7 @@ class Hold:
 
 def due(holds: Iterable[Hold], now: float) -> list[Hold]:
     """Return the holds whose renewal is due."""
-    return [hold for hold in holds if hold.due <= now]
+    return [hold for hold in holds if hold.is_due(now)]
 
 
 def next_time(holds: Iterable[Hold]) -> float:

@@ -52,10 +52,11 @@ class Release:
 
 
 class LockStore(Protocol):
-    """Keeps leases. Each method is bounded in time and raises nothing but `LockUnavailable` for trouble with the server.
+    """Keeps leases.
 
-    All methods may be called from any thread or greenlet, but for `renew`, which belongs to the keeper's thread. A store
-    that was made before a fork works in the child.
+    Each method is bounded in time, and raises nothing but `LockUnavailable` for trouble with the server. All may be
+    called from any thread or greenlet, but for `renew`, which belongs to the keeper's thread. A store that was made
+    before a fork works in the child.
     """
 
     def acquire(self, ask: Ask) -> Grant:
@@ -78,7 +79,10 @@ class LockStore(Protocol):
         ...
 
     def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal | None]:
-        """Renew many leases in few round trips. One answer each, in order; None: could not be asked within ``timeout`` s."""
+        """Renew many leases in few round trips.
+
+        One answer each, in order; None: could not be asked within ``timeout`` s.
+        """
         ...
 
     def inspect(self, key: str) -> Contended | None:

@@ -74,6 +74,7 @@ def make_store(url: str, options: Mapping[str, Any], timeout: float, *, setting:
         _refuse(query, setting)
     wait = RedisStore.try_timeout(timeout)
     keywords: dict[str, Any] = {
+        "max_connections": 2**31,  # redis-py 8: 100. As many are open as threads or greenlets ask at the same time
         **_quiet(),
         **options,
         **{name: value for name, value in query.items() if name not in _OURS},
@@ -173,6 +174,8 @@ def _check_values(keywords: dict[str, Any], where: str) -> None:
         keywords["ssl_cert_reqs"] = known
         if known == "none":
             keywords["ssl_check_hostname"] = False  # Python refuses to check a name in what it does not verify
+    if str(keywords["protocol"]) not in ("2", "3"):
+        raise LockConfigError(f"{where}: protocol is neither 2 nor 3")
     provider = keywords.get("credential_provider")
     if provider is not None and not hasattr(provider, "get_credentials"):
         raise LockConfigError(

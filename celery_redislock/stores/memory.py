@@ -64,7 +64,8 @@ class MemoryStore:
                 else:
                     del self._values[key]
                 return Released(owned=True)
-            return Released(owned=True) if held == release.tombstone else Released(False, Holder.parse(held))
+            mine = held == release.tombstone != ""
+            return Released(mine, None if mine else Holder.parse(held))
 
     def renew(self, leases: Sequence[Lease], timeout: float) -> list[Renewal | None]:
         """See `LockStore.renew`."""

@@ -48,7 +48,8 @@ class _Script:
 
     def pack(self, keys: Sequence[str], args: Sequence[str | int], *, full: bool = False) -> bytes:
         """Return the packed command; ``full`` sends the source along, which needs no SCRIPT LOAD permission."""
-        parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), self._eval if full else self._evalsha, _bulk(b"%d" % len(keys))]
+        head = self._eval if full else self._evalsha
+        parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), head, _bulk(b"%d" % len(keys))]
         parts.extend(_bulk(str(part).encode()) for part in (*keys, *args))
         return b"".join(parts)
 
@@ -192,7 +193,10 @@ class RedisStore:
         raise LockUnavailable(f"the lock store refuses the scripts: {_reason(refused)}") from refused
 
     def _exchange(self, packed: bytes, replies: int, suspects: list[Any]) -> list[Any]:
-        """Send and read, again and again until the time is up. Connections that may yet execute it end in ``suspects``."""
+        """Send and read, again and again until the time is up.
+
+        Connections that may yet execute it end in ``suspects``.
+        """
         self._check_pid()
         end = time.monotonic() + self._timeout
         pause = FIRST_PAUSE
@@ -251,13 +255,13 @@ class RedisStore:
 
     def _renew_batch(self, connection: Any, leases: Sequence[Lease], end: float) -> list[Renewal | None]:
         full = self._always_eval
-        packed = [RENEW.pack([lease.key], [lease.token, _milliseconds(lease.ttl)], full=full) for lease in leases]
+        packed = [_renewal_of(lease, full=full) for lease in leases]
         replies = _pipeline(connection, packed, end)
         missed = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missed:
             first, *rest = missed
-            again = [RENEW.pack([leases[first].key], [leases[first].token, _milliseconds(leases[first].ttl)], full=True)]
-            for n, reply in zip(missed, _pipeline(connection, again + [packed[n] for n in rest], end), strict=True):
+            again = [_renewal_of(leases[first], full=True), *(packed[n] for n in rest)]
+            for n, reply in zip(missed, _pipeline(connection, again, end), strict=True):
                 replies[n] = reply
         if not full and all(isinstance(reply, NoPermissionError) for reply in replies):
             self._always_eval = True  # from the next round on
@@ -313,6 +317,10 @@ def _pipeline(connection: Any, packed: list[bytes], end: float) -> list[Any]:
             raise RedisTimeoutError("renewals were not answered in time")
         replies.append(_read(connection))
     return replies
+
+
+def _renewal_of(lease: Lease, *, full: bool) -> bytes:
+    return RENEW.pack([lease.key], [lease.token, _milliseconds(lease.ttl)], full=full)
 
 
 def _renewal(reply: Any) -> Renewal | None:

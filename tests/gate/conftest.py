@@ -1,10 +1,10 @@
 """Apps of a test's own, and a worker without a process: it takes a real message and runs it where the test can look.
 
-    def test_runs(app, worker):
-        task = declare(app)
-        result = task.delay("k")
-        worker.run_all()
-        assert result.get() == "ran"
+def test_runs(app, worker):
+    task = declare(app)
+    result = task.delay("k")
+    worker.run_all()
+    assert result.get() == "ran"
 """
 
 from __future__ import annotations
@@ -44,21 +44,25 @@ class InProcessWorker:
 
     def take(self) -> Any:
         """The next message, or None."""
-        return self._queue.get()
+        return self._queue.get(accept=self.app.conf.accept_content)
+
+    def queue_again(self, message: Any) -> None:
+        """Put back what was taken only to look at."""
+        message.requeue()
 
     def waiting(self) -> int:
         return int(self._queue.queue_declare(passive=True).message_count)
 
     def run(self, message: Any = None, *, redelivered: bool = False) -> Any:
-        """Run this message, or the next one; returns what Celery knows of it."""
+        """Run this message, or the next one; returns what the tracer gave back."""
         message = self.take() if message is None else message
         assert message is not None, "no message"
         message.delivery_info["redelivered"] = redelivered
+        task = self.app.tasks[message.headers["task"]]
         request = Request(
-            message, app=self.app, on_ack=self._on_ack, on_reject=self._on_reject, hostname="here", task=self._task(message)
+            message, app=self.app, task=task, hostname="here", on_ack=self._on_ack, on_reject=self._on_reject
         )
-        request.execute()
-        return request
+        return request.execute()
 
     def run_all(self, most: int = 1000) -> int:
         """Run until the queue is empty; returns how many."""
@@ -68,9 +72,6 @@ class InProcessWorker:
                 return count
             self.run(message)
         raise AssertionError(f"still messages after {most}")
-
-    def _task(self, message: Any) -> Any:
-        return self.app.tasks[message.headers["task"]]
 
     def _on_ack(self, _logger: Any, _errors: Any) -> None:
         self.acknowledged.append("ack")

@@ -74,8 +74,9 @@ def test_append_only_file_survives_a_kill_and_a_restart() -> None:
 
 
 def test_paused_server_executes_what_was_sent_once_it_goes_on() -> None:
-    with EmbeddedServer(timeout=0.2) as server:
+    with EmbeddedServer() as server:
         server.pause()
+        server.timeout = 0.2
         with pytest.raises(TimeoutError):
             server.command("SET", "key", "value")
         server.resume()
@@ -122,11 +123,13 @@ def test_port_in_use_is_passed_over(server: EmbeddedServer, monkeypatch: pytest.
 
 
 def test_restart_waits_for_its_port_then_gives_up() -> None:
-    server = EmbeddedServer(timeout=0.5).start()
+    server = EmbeddedServer().start()
     port = server.port
     server.kill()
+    server.timeout = 1.0
     with socket.create_server(("127.0.0.1", port)), pytest.raises(RuntimeError, match="Address already in use"):
         server.start()
+    server.timeout = 10.0
     server.start()
     assert server.port == port
     server.close()
@@ -215,9 +218,11 @@ def test_server_and_its_files_go_when_their_owner_is_killed(state: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux is asked for it")
 def test_server_dies_with_its_guard(tmp_path: Path) -> None:
-    process = _guard.GuardedProcess(["sleep", "3600"], log=tmp_path / "log")
+    log = tmp_path / "log"
+    process = _guard.GuardedProcess(["sh", "-c", "echo up; exec sleep 3600"], log=log)
+    wait_until(log.read_text, "the command")
     child = psutil.Process(process.pid)
-    psutil.Process(process.pid).parent().kill()
+    child.parent().kill()
     wait_until(lambda: is_gone(child), "the end of the command")
     process.wait(10)
 
