@@ -20,7 +20,7 @@ import pytest
 
 from celery_redislock.lease import TOMBSTONE, AlreadyDone, Contended, Holder, Released, Renewal, Token
 from celery_redislock.stores.base import Release
-from tests.stores.harness import Lock, ServerSubject, Subject, clients, granted, in_threads, monitor, token
+from tests.stores.harness import Executed, Lock, ServerSubject, Subject, clients, granted, in_threads, monitor, token
 
 SHORT = 0.15  # a lease that ends within the test, s
 ROOT = Path(__file__).parents[2]
@@ -517,24 +517,22 @@ class ServerConformance(StoreConformance):
         subject.store.release(lock.release(mine))
         with monitor(subject.server) as watch:
             granted(subject.store.acquire(lock.ask(mine, 30.0, done="call-1.0")))
-            taken = watch.commands(about=lock.scheme.name)
+            taken = watch.commands(lock.scheme.name)
             subject.store.acquire(lock.ask(token("call-2")))
-            denied = watch.commands(about=lock.scheme.name)
+            denied = watch.commands(lock.scheme.name)
             subject.store.renew([lock.lease(mine, 30.0)], 5.0)
-            renewed = watch.commands(about=lock.scheme.name)
+            renewed = watch.commands(lock.scheme.name)
             subject.store.release(lock.release(mine, keep=5.0, done="call-1.0", done_ttl=9.0))
             subject.store.release(lock.release(mine))
-            released = watch.commands(about=lock.scheme.name)
+            released = watch.commands(lock.scheme.name)
         for seen, operations in ((taken, 1), (denied, 1), (renewed, 1), (released, 2)):
-            outside = [words[0].upper() for origin, words in seen if origin != "lua"]
+            outside = [each.words[0].upper() for each in seen if each.origin != "lua"]
             assert outside == ["EVALSHA"] * operations
-        inside = [[words[0].upper(), *words[1:]] for origin, words in taken if origin == "lua"]
-        writes = [words for words in inside if words[0] != "GET"]
+        writes = [words for words in _inside(taken) if words[0] != "GET"]
         assert ["SET", lock.key, mine.encode(), "PX", "30000"] == writes[-1], "the lock is written last, with its end"
         assert all("PX" in words for words in writes if words[0] == "SET")
-        assert {words[0].upper() for _, words in denied[1:]} == {"GET", "PTTL"}
-        changed = [[words[0].upper(), *words[1:]] for origin, words in renewed if origin == "lua"]
-        assert changed == [["GET", lock.key], ["PEXPIRE", lock.key, "30000"]]
+        assert {words[0] for words in _inside(denied)} == {"GET", "PTTL"}
+        assert _inside(renewed) == [["GET", lock.key], ["PEXPIRE", lock.key, "30000"]]
 
     def test_a_renewal_batch_takes_few_round_trips(self, subject: ServerSubject) -> None:
         locks = [Lock(f"v1-{number}", "proj.batch") for number in range(1_000)]
@@ -569,7 +567,7 @@ class ServerConformance(StoreConformance):
     ) -> None:
         with monitor(subject.server) as watch:
             done = subprocess.run(
-                [sys.executable, "-m", "tests.stores.forking", subject.url, repr(subject.options)],
+                [sys.executable, "-m", "tests.stores.forking", "store", subject.url, repr(subject.options)],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
@@ -579,10 +577,15 @@ class ServerConformance(StoreConformance):
             assert (done.returncode, done.stderr) == (0, ""), done.stderr
             assert done.stdout.split() == ["5", "processes", "1000", "operations"]
             users: dict[str, set[str]] = {}
-            for origin, words in watch.commands(about="proj.forked"):
-                pids = {word.split("|")[5] for word in words if re.fullmatch(r"1\|([^|]*\|){5}[^|]*", word)}
-                if origin != "lua":
-                    users.setdefault(origin, set()).update(pids)
+            for each in watch.commands("proj.forked"):
+                if each.origin != "lua":
+                    tokens = [word for word in each.words if re.fullmatch(r"1\|([^|]*\|){5}[^|]*", word)]
+                    users.setdefault(each.origin, set()).update(value.split("|")[5] for value in tokens)
         if not subject.url.startswith("unix"):  # there all clients have the same address
             assert len(set.union(*users.values())) == 5
             assert all(len(pids) == 1 for pids in users.values()), users
+
+
+def _inside(seen: list[Executed]) -> list[list[str]]:
+    """What scripts have done."""
+    return [[each.words[0].upper(), *each.words[1:]] for each in seen if each.origin == "lua"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -23,7 +23,6 @@ from celery_redislock.settings import Settings
 from celery_redislock.stores.base import Ask, LockStore, Release
 from celery_redislock.stores.connect import make_store
 from celery_redislock.stores.memory import MemoryStore
-from celery_redislock.stores.redis import RedisStore
 from celery_redislock.testing import EmbeddedServer
 from tests.local_nodes.waiting import wait_until
 
@@ -166,8 +165,22 @@ class ServerSubject:
         return [key.decode() for key in self.client.scan_iter()]
 
 
+class Executed(NamedTuple):
+    """A command that a server has executed.
+
+    Attributes:
+        at: When, s by the server's clock.
+        origin: The client's address, or "lua": from inside a script.
+        words: The command and its arguments.
+    """
+
+    at: float
+    origin: str
+    words: list[str]
+
+
 class Monitor:
-    """What a server executes, by MONITOR: each command as its words, with where it came from ("lua": a script)."""
+    """What a server executes, by MONITOR."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -178,8 +191,8 @@ class Monitor:
         self._lines = self._socket.makefile("rb")
         assert self._lines.readline() == b"+OK\r\n"
 
-    def commands(self, *, about: str = "") -> list[tuple[str, list[str]]]:
-        """All since the last call, up to now: (origin, words), if one of the words contains ``about``."""
+    def commands(self, about: str) -> list[Executed]:
+        """All since the last call, up to now, that have a word which contains ``about``."""
         mark = f"mark-{time.monotonic_ns()}"
         with redis.Redis(unix_socket_path=str(self._path)) as client:
             client.echo(mark)
@@ -191,7 +204,7 @@ class Monitor:
             where, _, rest = text.partition("] ")
             words = [word.strip('"') for word in rest.strip().split('" "')]
             if any(about in word for word in words[1:]):
-                found.append((where.rpartition(" ")[2], words))
+                found.append(Executed(float(where[1:].partition(" ")[0]), where.rpartition(" ")[2], words))
         raise AssertionError("the server has closed the MONITOR connection")
 
     def close(self) -> None:
@@ -249,8 +262,3 @@ def lock_run(of: Runtime, lock: Lock, task_id: str = "call-1", **options: Any) -
 def gone(server: EmbeddedServer, key: str) -> None:
     """Wait until the key is gone."""
     wait_until(lambda: server.command("EXISTS", key) == b"0", f"{key} to go")
-
-
-def connections_of(store: RedisStore) -> list[Any]:
-    """The connections that are not in use right now."""
-    return list(store._idle)

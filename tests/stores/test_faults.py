@@ -353,8 +353,10 @@ def test_idle_connections_that_have_died_do_not_fail_the_next_operation(proxy: P
     barrier = threading.Barrier(5)
 
     def ask(_: int) -> None:
+        lock, mine = Lock(), token()
         barrier.wait(30)
-        warm_up(store)
+        granted(store.acquire(lock.ask(mine)))
+        store.release(lock.release(mine))
 
     in_threads(5, ask)
     for operation in range(4):

@@ -983,7 +983,7 @@ def test_five_megabytes_cost_no_more_than_reading_them_a_few_times() -> None:
     for value in values:
         started = clock.perf_counter()
         key_id(value)
-        assert clock.perf_counter() - started < 3  # tens to hundreds of ms; anything quadratic takes minutes
+        assert clock.perf_counter() - started < 10  # s; it is tens to hundreds of ms, and minutes if quadratic
 
 
 # --- the text of a key

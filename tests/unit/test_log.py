@@ -30,7 +30,7 @@ from celery_redislock.observe.log import BURST, LEFT_OUT, LEVELS, PER_SECOND, TE
 
 NONCE = "0123456789abcdef01234567"
 ABOUT = {"task": "proj.sync", "key": "redislock:{proj.sync}:v1-0", "task_id": "8c1f"}
-HOLDER = Holder.parse(Token("9d2e", 0, NONCE, "celery@web1", 4711, 1).encode())
+HOLDER = Holder.parse(Token("9d2e", 0, NONCE, "celery@web", 4711, 1).encode())
 
 EXAMPLES: list[tuple[Event, int, str]] = [
     (
@@ -48,7 +48,7 @@ EXAMPLES: list[tuple[Event, int, str]] = [
             **ABOUT, policy="skip", holder=str(HOLDER), holder_task_id="9d2e", remaining=12.34, countdown=None
         ),
         logging.INFO,
-        f"proj.sync[8c1f] was denied {ABOUT['key']}, held by task 9d2e on celery@web1 pid 4711 for another 12.3 s: skip",
+        f"proj.sync[8c1f] was denied {ABOUT['key']}, held by task 9d2e on celery@web pid 4711 for another 12.3 s: skip",
     ),
     (
         LockWentLost(**ABOUT, reason="taken", fence=17),

@@ -1,4 +1,4 @@
-"""celery_redislock.options: what a task may say about its lock. A wrong word is refused where it is said, with the fix."""
+"""celery_redislock.options: what a task may say about its lock; what is wrong is refused where it is said."""
 
 from __future__ import annotations
 
