@@ -5,7 +5,7 @@ JOBS ?= auto
 
 BIN := .venv/bin
 LOWEST := .venv-lowest/bin
-PURE := options keys lease conflict errors
+PURE := options keys _canonical lease conflict errors
 comma := ,
 empty :=
 space := $(empty) $(empty)

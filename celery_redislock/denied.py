@@ -212,6 +212,9 @@ class Denied:
             # send_task would put the running task's id, which is its own, where there is no parent
             "parent_id": request.parent_id,
         }
+        for name in ("argsrepr", "kwargsrepr"):  # they may hide what the sender does not want to be seen
+            if (shown := request.get(name)) is not None:
+                headers[name] = shown
         ignore_result = vars(request).get("ignore_result", self.task.ignore_result)
         return self.task.signature_from_request(
             request, countdown=countdown, retries=request.retries, headers=headers, ignore_result=ignore_result

@@ -29,7 +29,7 @@ class HeldLock:
             to, and let that refuse a smaller one.
     """
 
-    __slots__ = ("_hold", "_outer", "_owner", "_store", "fence", "key")
+    __slots__ = ("_hold", "_left", "_outer", "_owner", "_store", "fence", "key")
 
     def __init__(self, owner: str, hold: Hold, fence: int, store: LockStore) -> None:
         self.key = hold.lease.key
@@ -37,6 +37,7 @@ class HeldLock:
         self._owner = owner
         self._hold = hold
         self._store = store
+        self._left = False
         self._outer: ContextToken[HeldLock | None] | None = None
 
     def __repr__(self) -> str:
@@ -58,8 +59,8 @@ class HeldLock:
         return self._hold.loss is None and self.remaining() > 0
 
     def remaining(self) -> float:
-        """Return for how long the lease is certain without another renewal, s. 0: it may be gone."""
-        if self._hold.final:
+        """Return for how long the lease is certain without another renewal, s. 0: it may be gone, or was given up."""
+        if self._hold.final or self._left:
             return 0.0
         return max(0.0, self._hold.deadline - time.monotonic())
 
@@ -89,7 +90,8 @@ class HeldLock:
         self._outer = _current.set(self)
 
     def leave(self) -> None:
-        """Stop being it."""
+        """Stop being it; the lease is about to be given up."""
+        self._left = True
         outer, self._outer = self._outer, None
         if outer is not None:
             with suppress(ValueError):  # left in another context than entered: that one is gone

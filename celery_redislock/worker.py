@@ -40,8 +40,8 @@ class RedisLockStep(bootsteps.Step):  # type: ignore[misc]
             return
         if worker.app.conf.task_protocol == 1:
             logger.warning(
-                "task_protocol = 1 carries no headers: a copy that waits for a lock forgets that it has waited, and "
-                "lock options per call do not arrive. Use the default, 2."
+                "task_protocol = 1 does not tell a task who has sent it: a task that sends itself again may be "
+                "skipped, for the lock of the run that sent it. Use the default, 2."
             )
         logger.debug("locks live under %s", runtime.settings.prefix)
 

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Left = Callable[[], "list[object]"]
+WORKERS = 2 * (1 + 4)  # processes
 
 
 @pytest.fixture
@@ -50,22 +52,23 @@ def start(tmp_path: Path, no_process_is_left_over: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def all_is_gone(tmp_path: Path) -> Callable[[], None]:
-    """Wait until neither a process that the demo has started nor a file is left."""
+def left(tmp_path: Path) -> Left:
+    """What there is of the demo: its temporary files, and the processes that it has started."""
     directory = tmp_path / "tmp"
 
     def left() -> list[object]:
         found: list[object] = list(directory.iterdir())
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get("TMPDIR") == str(directory) and not is_gone(process):
+                if process.environ().get("TMPDIR", "").startswith(str(directory)) and not is_gone(process):
                     found.append(process)
         return found
 
-    def all_is_gone() -> None:
-        wait_until(lambda: not left(), lambda: f"the end of {left()}", timeout=10)
+    return left
 
-    return all_is_gone
+
+def wait_until_nothing_is(left: Left) -> None:
+    wait_until(lambda: not left(), lambda: f"the end of {left()}")
 
 
 def number(what: str, output: str) -> int:
@@ -74,7 +77,7 @@ def number(what: str, output: str) -> int:
     return int(re.findall(rf"(\d+) {what}", text)[-1])
 
 
-def test_with_locks_it_ends_green(start: Start, all_is_gone: Callable[[], None], tmp_path: Path) -> None:
+def test_with_locks_it_ends_green(start: Start, left: Left, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     demo = start("--seconds", "5", "--logs", str(logs))
     output, _ = demo.communicate(timeout=100)
@@ -83,38 +86,38 @@ def test_with_locks_it_ends_green(start: Start, all_is_gone: Callable[[], None],
     assert number("as duplicates", output) > 20
     assert number("periodic ticks?", output) >= 1
     assert max(len(line) for line in output.splitlines() if not line.startswith("Logs: ")) <= 80
-    all_is_gone()
+    wait_until_nothing_is(left)
     assert {path.stem for path in logs.iterdir()} == {"beat1", "beat2", "events", "users", "worker1", "worker2"}
     again = [sys.executable, "-m", "example_project.verify", str(logs / "events.jsonl")]
     assert subprocess.run(again, cwd=ROOT, check=False).returncode == 0
 
 
-def test_without_locks_it_ends_red(start: Start, all_is_gone: Callable[[], None]) -> None:
+def test_without_locks_it_ends_red(start: Start, left: Left) -> None:
     demo = start("--seconds", "2", "--without-locks")
     output, _ = demo.communicate(timeout=100)
     assert demo.returncode == 1, output
     assert number("overlaps?", output) > 0
     assert number("lost calls?", output) == 0
     assert "NOT SAFE" in output
-    all_is_gone()
+    wait_until_nothing_is(left)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_ends_all_its_processes(
-    start: Start, all_is_gone: Callable[[], None], sent: signal.Signals
-) -> None:
+def test_interrupted_it_ends_all_its_processes(start: Start, left: Left, sent: signal.Signals) -> None:
     demo = start("--seconds", "60")
     assert demo.stdout is not None
     assert any("running" in line for line in demo.stdout)
+    assert len(left()) > WORKERS
     demo.send_signal(sent)
     output, _ = demo.communicate(timeout=30)
     assert demo.returncode == 130, output
-    all_is_gone()
+    wait_until_nothing_is(left)
 
 
-def test_killed_it_takes_its_processes_along(start: Start, all_is_gone: Callable[[], None]) -> None:
+def test_killed_it_takes_its_processes_along(start: Start, left: Left) -> None:
     demo = start("--seconds", "60")
     assert demo.stdout is not None
     assert any("running" in line for line in demo.stdout)
+    assert len(left()) > WORKERS
     demo.kill()
-    all_is_gone()
+    wait_until_nothing_is(left)

@@ -8,6 +8,7 @@ import logging
 import pickle
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -665,6 +666,56 @@ def test_setting_that_switches_locks_off_gives_way_to_a_task_that_wants_its_lock
     result = sync.delay()
     make_worker(app).run()
     assert result.get() is True
+
+
+def start_worker(app: Celery) -> None:
+    """The part of it that is ours."""
+    [step] = [step for step in app.steps["worker"] if step.__name__ == "RedisLockStep"]
+    step(SimpleNamespace(app=app)).create(SimpleNamespace(app=app))
+
+
+@pytest.fixture
+def declared(make_app: AppFactory) -> AppFactory:
+    """An app with a task."""
+
+    def make(**conf: Any) -> Celery:
+        app = make_app(**conf)
+        app.task(base=SingletonTask, name="sync")(empty_body)
+        app.finalize()
+        return app
+
+    return make
+
+
+def empty_body() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"redislock_ttl": 0}, "redislock_ttl=0 is too short"),
+        ({"redislock_url": None}, "there is no Redis to lock on"),
+        ({"redislock_url": "localhost"}, "redislock_url is not a URL"),
+        ({"redislock_prefix": "{}"}, "redislock_prefix"),
+    ],
+)
+def test_worker_does_not_start_with_a_wrong_setting(declared: AppFactory, conf: dict[str, Any], message: str) -> None:
+    with pytest.raises(LockConfigError, match=message):
+        start_worker(declared(**conf))
+
+
+def test_worker_whose_locks_are_switched_off_starts_without_a_redis(
+    declared: AppFactory, log: pytest.LogCaptureFixture
+) -> None:
+    start_worker(declared(redislock_url=None, redislock_enabled=False))
+    assert "there is no Redis to lock on" in log.text
+
+
+def test_worker_warns_of_protocol_1_and_of_nothing_else(declared: AppFactory, log: pytest.LogCaptureFixture) -> None:
+    start_worker(declared())
+    assert not [record for record in log.records if record.levelno >= logging.WARNING]
+    start_worker(declared(task_protocol=1))
+    assert "a task that sends itself again may be skipped" in log.text
 
 
 # --- the rest of a task's life

@@ -35,6 +35,7 @@ def test_section_holds_the_lock_and_gives_it_up(runtime: Runtime, redis: Any, he
         assert 0 < lock.remaining() <= 5
     assert not redis.exists(KEY)
     assert current_lock() is None
+    assert (lock.held, lock.remaining()) == (False, 0.0)
     with pytest.raises(LockLost):
         lock.ensure_held()
     assert [(name, fields["sender"], fields["key"], fields["task_id"]) for name, fields in heard] == [

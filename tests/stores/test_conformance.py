@@ -58,6 +58,7 @@ class TestRedisOverTls(ServerConformance):
         yield from connected(redis_server.url, redis_server, ssl_ca_certs=str(certificate[0]))
 
 
+@pytest.mark.slow
 def test_the_suite_passes_without_hiredis_too(tmp_path: Path) -> None:
     """redis-py has a parser of its own for whoever has not installed the extra."""
     if importlib.util.find_spec("hiredis") is None:

@@ -104,15 +104,16 @@ def test_a_lease_is_renewed_each_third_of_it_and_its_key_never_ends(
     kept: Kept, watch: Monitor, client: redis.Redis
 ) -> None:
     kept.keep(0.1)  # the scripts are known to the server from now on
-    lock, hold = kept.keep(1.2)
+    ttl = 1.5
+    lock, hold = kept.keep(ttl)
     watch.commands("")
     started, samples = time.monotonic(), []
-    while time.monotonic() < started + 3.6:
+    while time.monotonic() < started + 3 * ttl:
         samples.append(client.pttl(lock.key))
         time.sleep(0.02)
     times = renewals(watch, lock, at_least=5)
     assert min(samples) > 0
-    assert min(later - earlier for earlier, later in zip(times, times[1:], strict=False)) > 0.4 * 0.9
+    assert len(times) <= (times[-1] - times[0]) / (ttl / 3) + 2
     assert client.get(lock.key).decode() == hold.lease.token
     assert kept.told(lock) == []
 
@@ -138,9 +139,9 @@ def test_a_thousand_leases_are_renewed_in_few_round_trips(kept: Kept, client: re
 def test_a_short_lease_that_comes_while_the_keeper_sleeps_wakes_it(kept: Kept, client: redis.Redis) -> None:
     kept.keep(600.0)
     time.sleep(0.1)  # it sleeps; no matter if not
-    lock, hold = kept.keep(0.9)
+    lock, hold = kept.keep(1.8)
     first = hold.deadline
-    wait_until(lambda: hold.deadline > first + 1.0, "four renewals")
+    wait_until(lambda: hold.deadline > first + 2.0, "renewals for longer than the lease")
     assert client.exists(lock.key)
     assert kept.told(lock) == []
 

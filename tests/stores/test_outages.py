@@ -376,12 +376,14 @@ LEAST = ("get", "set", "del", "pttl", "pexpire", "time", "eval", "evalsha")
 """The commands that a lock needs. An ACL checks those inside of scripts, too."""
 
 
-def _user(server: EmbeddedServer, commands: tuple[str, ...], keys: str = "~redislock:*") -> LockStore:
+def _user(
+    server: EmbeddedServer, commands: tuple[str, ...], keys: str = "~redislock:*", timeout: float = TIMEOUT
+) -> LockStore:
     with client(server) as admin:
         admin.execute_command(
             "ACL", "SETUSER", "locker", "reset", "on", f">{SECRET}", keys, *(f"+{name}" for name in commands)
         )
-    return make_store(f"redis://locker:{_quoted(SECRET)}@127.0.0.1:{server.port}/0", {}, TIMEOUT)
+    return make_store(f"redis://locker:{_quoted(SECRET)}@127.0.0.1:{server.port}/0", {}, timeout)
 
 
 @pytest.mark.parametrize("binary", [None, pytest.param("redis-server", marks=pytest.mark.servers)])
@@ -389,7 +391,7 @@ def test_eight_commands_on_its_own_keys_are_all_the_permissions_that_a_lock_need
     make_server: MakeServer, binary: str | None
 ) -> None:
     server = make_server(binary and require_server(binary))
-    store = _user(server, LEAST)
+    store = _user(server, LEAST, timeout=10.0)
     lock, mine = Lock(), token()
     granted(store.acquire(lock.ask(mine, done="call-1.0")))
     store.acquire(lock.ask(token("call-2")))
@@ -411,16 +413,12 @@ def test_a_missing_permission_is_unavailable_and_leaves_no_lock_behind(
     for name, operation in (
         ("acquire", lambda: store.acquire(lock.ask(mine))),
         ("denied", lambda: store.acquire(lock.ask(token("call-2")))),
-        ("renew", lambda: store.renew([lock.lease(mine)], TIMEOUT)),
+        ("renew", lambda: store.renew([lock.lease(mine)], PATIENCE)),
         ("inspect", lambda: store.inspect(lock.key)),
         ("release", lambda: store.release(lock.release(mine))),
     ):
-        try:
-            if operation() == [None]:
-                failed.append(name)
-        except LockUnavailable as error:
+        if _is_refused(operation):
             failed.append(name)
-            _shows_no_secret(error)
             if name == "acquire":
                 assert server.command("EXISTS", lock.key) == b"0", "an acquire that failed must not lock"
     assert failed == {
@@ -435,10 +433,20 @@ def test_a_missing_permission_is_unavailable_and_leaves_no_lock_behind(
     store.close()
 
 
+def _is_refused(operation: Callable[[], object]) -> bool:
+    while True:
+        try:
+            return operation() == [None]
+        except LockUnavailable as error:
+            _shows_no_secret(error)
+            if "Timeout" not in str(error):  # a machine that is busy is not a server that refuses
+                return True
+
+
 def test_whoever_may_not_use_evalsha_uses_eval(make_server: MakeServer) -> None:
     server = make_server()
-    store = _user(server, tuple(name for name in LEAST if name != "evalsha"))
-    other = make_store(f"redis://locker:{_quoted(SECRET)}@127.0.0.1:{server.port}/0", {}, TIMEOUT)
+    store = _user(server, tuple(name for name in LEAST if name != "evalsha"), timeout=10.0)
+    other = make_store(f"redis://locker:{_quoted(SECRET)}@127.0.0.1:{server.port}/0", {}, 10.0)
     lock, mine = Lock(), token()
     granted(store.acquire(lock.ask(mine)))
     assert store.renew([lock.lease(mine)], 5.0) == [Renewal(held=True)]

@@ -86,6 +86,8 @@ def app(canvas_conf: dict[str, Any]) -> Iterator[Celery]:
     app.loader.import_task_module(canvas_tasks.__name__)
     app.finalize()
     yield app
+    app.backend.result_consumer.stop()
+    app.backend.result_consumer._pubsub = None  # or a result that is collected later would look for a dead server
     close_app(app, previous)
 
 
@@ -345,6 +347,6 @@ def test_call_whose_result_is_ignored_waits_and_runs(
     give_up()
     recorder.wait_for_runs(f"{key}-end", 1, left=True)
     assert [run.task_id for run in recorder.runs(key)] == [waiting.id]
-    assert not [
-        result.id for result in (skipped, waiting) if app.backend.client.exists(f"celery-task-meta-{result.id}")
-    ]
+    assert not app.backend.client.exists(f"celery-task-meta-{skipped.id}")
+    if how == "the task's":  # of the call's own wish Celery's retries know since 5.6 only
+        assert not app.backend.client.exists(f"celery-task-meta-{waiting.id}")
