@@ -91,8 +91,8 @@ class Runtime:
 
     @classmethod
     def _make(cls, app: Any) -> Runtime:
+        warn_of_unknown(app.conf, getattr(app.conf, "prefix", None))  # first: a misspelt name may be why reading fails
         settings = Settings.read(app.conf)
-        warn_of_unknown(app.conf, getattr(app.conf, "prefix", None))
         LockOptions.resolve("the app's settings", settings=settings.defaults)
         KeyScheme(settings.prefix, "-")
         options = {**ssl_keywords(settings.use_ssl), **settings.client_options}
@@ -138,14 +138,14 @@ class Runtime:
     # --- events
 
     def emit(self, event: Event) -> None:
-        """Tell everybody who listens. Nobody who listens can hurt the caller."""
-        try:
-            self._log(event)
-            signals.send(event.name, event.task, event.fields)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception:
-            logger.exception("a listener of %s failed", event.name)
+        """Tell everybody who listens. Nobody who listens can hurt the caller, or keep the others from hearing."""
+        for tell in (self._log, _signal):
+            try:
+                tell(event)
+            except SoftTimeLimitExceeded:
+                raise
+            except Exception:
+                logger.exception("a listener of %s failed", event.name)
 
     def heard(self, name: str) -> bool:
         """Tell whether anybody listens to events of this name: hot paths make no event that nobody sees."""
@@ -160,6 +160,10 @@ class Runtime:
 
     def _renewal_late(self, hold: Hold, late: float) -> None:
         self.emit(RenewalLate(**hold.owner.about, late=late))
+
+
+def _signal(event: Event) -> None:
+    signals.send(event.name, event.task, event.fields)
 
 
 @dataclass(frozen=True, slots=True)

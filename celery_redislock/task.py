@@ -67,6 +67,8 @@ def _check_attributes(cls: type) -> None:
             raise unknown_option(task, attribute, [f"lock_{name}" for name in OPTION_NAMES])
     _check_order(task, cls)
     options = LockOptions.resolve(task, attributes=_attributes(cls))
+    if inspect.isfunction(options.key) and next(iter(inspect.signature(options.key).parameters), "") == "self":
+        raise LockConfigError(f"{task}: lock_key takes self; write a function of the task's arguments, a staticmethod")
     run = inspect.getattr_static(cls, "run", None)
     if run is None or run is inspect.getattr_static(Task, "run"):
         return

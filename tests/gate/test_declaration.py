@@ -275,6 +275,19 @@ def test_lock_key_may_be_a_function_in_a_class(app: Celery, worker: InProcessWor
     assert result.get() == "redislock:{accounts.sync}:a:5"
 
 
+def test_lock_key_that_is_a_method_is_refused() -> None:
+    """It would be called with the arguments alone."""
+    with pytest.raises(LockConfigError, match=r"^accounts\.sync: lock_key takes self"):
+
+        class Sync(SingletonTask):
+            name = "accounts.sync"
+
+            def lock_key(self, account: int) -> str:
+                return f"a:{account}"
+
+            def run(self, account: int) -> None: ...
+
+
 def test_shared_task_locks_in_each_app(make_app: AppFactory, make_worker: WorkerMaker) -> None:
     @shared_task(base=SingletonTask, bind=True)
     def sync(self: Any, account: int) -> str:

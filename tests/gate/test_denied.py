@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.trace import trace_task
 
 from celery_redislock import LockConflict, SingletonTask, gate
 from tests.gate.conftest import Hold, InProcessWorker
@@ -227,6 +229,35 @@ def test_retry_that_meets_its_own_first_run_comes_back(
 
 
 @pytest.mark.parametrize("policy", STATES)
+def test_lock_is_free_while_a_retry_counts_down_and_the_retry_obeys_the_policy(
+    app: Celery, worker: InProcessWorker, hold: Hold, redis: Any, ran: Any, policy: str
+) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_on_conflict=policy, lock_skip_result="skipped", lock_wait=0.05)
+    def sync(self: Any) -> str:
+        ran.append((self.request.id, self.request.retries))
+        if self.request.retries == 0 and len(ran) == 1:
+            raise self.retry(countdown=10)
+        return "ran"
+
+    first = sync.delay()
+    worker.run()
+    retry = worker.take()
+    second = sync.delay()
+    worker.run()
+    assert second.get() == "ran"
+    hold(sync.lock_key_for())  # a third
+    worker.run(retry)
+    # what Celery has stored for the first attempt stays where the retry is ignored
+    assert first.state == ("RETRY" if policy == "ignore" else STATES[policy])
+    assert ran == [(first.id, 0), (second.id, 0)]
+    redis.delete(sync.lock_key_for())
+    if policy == "retry":
+        worker.run()
+        assert (first.get(), ran[2:]) == ("ran", [(first.id, 1)])
+    assert worker.waiting() == 0
+
+
+@pytest.mark.parametrize("policy", STATES)
 def test_task_that_sends_itself_again_is_not_refused_by_its_parent(
     app: Celery, worker: InProcessWorker, ran: Any, policy: str
 ) -> None:
@@ -267,3 +298,34 @@ def test_two_copies_of_one_id_in_one_process_do_not_free_each_others_lock(
     worker.run()
     assert held == [True, True]
     assert ran == [(result.id, 0)]
+
+
+def test_end_of_a_denied_copy_does_not_free_the_lock_of_a_later_copy_in_another_thread(
+    app: Celery, worker: InProcessWorker, hold: Hold, redis: Any
+) -> None:
+    """The later one begins after the first has left the gate, and before Celery says that the first has ended."""
+    holds, may_end = threading.Event(), threading.Event()
+    copies: list[threading.Thread] = []
+
+    class LetsACopyBegin(SingletonTask):
+        abstract = True
+
+        def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+            redis.delete(self.lock_key_for())
+            request = {"id": task_id, "retries": 0, "delivery_info": {}}
+            copies.append(threading.Thread(target=trace_task, args=(self, task_id, [], {}, request)))
+            copies[0].start()
+            assert holds.wait(20)
+
+    @app.task(base=LetsACopyBegin, bind=True, lock_on_conflict="retry")
+    def sync(self: Any) -> None:
+        holds.set()
+        assert may_end.wait(20)
+
+    hold(sync.lock_key_for())
+    sync.delay()
+    worker.run()
+    assert redis.exists(sync.lock_key_for())
+    may_end.set()
+    copies[0].join()
+    assert not redis.exists(sync.lock_key_for())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -194,6 +195,24 @@ def test_eager_call_in_a_thread_of_its_own_is_no_re_entry(app: Celery) -> None:
 
     sync.apply()
     assert states == ["FAILURE"]
+
+
+def test_runs_of_one_task_object_in_many_threads_each_see_their_own_lock(app: Celery) -> None:
+    together = threading.Barrier(16, timeout=20)
+
+    @app.task(base=SingletonTask, bind=True, lock_key="account:{account}")
+    def sync(self: Any, account: int) -> None:
+        for _ in range(3):
+            together.wait()
+            lock = current_lock()
+            assert lock is self.lock
+            assert self.lock.key.endswith(f":account:{account}")
+        self.lock.ensure_held()
+
+    app.finalize()
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(lambda n: sync.apply((n,)), range(16)))
+    assert {result.state for result in results} == {SUCCESS}
 
 
 POLICIES = {

@@ -203,14 +203,13 @@ def test_key_is_told_without_a_server(make_app: AppFactory) -> None:
 
 def test_pydantic_arguments_count_as_they_come_in_the_message(app: Celery, worker: InProcessWorker) -> None:
     pydantic = pytest.importorskip("pydantic")
+    account = pydantic.create_model("Account", id=(int, ...))
 
-    class Account(pydantic.BaseModel):  # type: ignore[misc, name-defined]
-        id: int
-
-    @app.task(base=SingletonTask, bind=True, pydantic=True)
-    def sync(self: Any, account: Account) -> list[Any]:
+    def body(self: Any, account: Any) -> list[Any]:
         return [self.lock.key, account.id]
 
+    body.__annotations__["account"] = account
+    sync = app.task(base=SingletonTask, bind=True, pydantic=True, name="sync")(body)
     result = sync.delay({"id": 5})
     worker.run()
     assert result.get() == [sync.lock_key_for({"id": 5}), 5]

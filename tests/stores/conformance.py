@@ -1,8 +1,5 @@
-"""What every store must do: a new store is right when `StoreConformance` passes, a new server `ServerConformance`, too.
-
-    class TestMyStore(StoreConformance):
-        @pytest.fixture
-        def subject(self): ...
+"""What every store must do. A new one is right when a subclass of `StoreConformance` passes whose fixture ``subject``
+hands it out; one that talks to a server, when a subclass of `ServerConformance` does.
 """
 
 from __future__ import annotations
@@ -565,9 +562,7 @@ class ServerConformance(StoreConformance):
             time.sleep(0.01)
         assert clients(subject.server) <= before
 
-    def test_a_store_made_before_a_fork_works_in_each_child_on_sockets_of_its_own(
-        self, subject: ServerSubject
-    ) -> None:
+    def test_a_store_made_before_a_fork_works_in_each_child_on_sockets_of_its_own(self, subject: ServerSubject) -> None:
         with monitor(subject.server) as watch:
             done = subprocess.run(
                 [sys.executable, "-m", "tests.stores.forking", "store", subject.url, repr(subject.options)],

@@ -21,13 +21,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     openssl = require_server("openssl")
     directory = tmp_path_factory.mktemp("certificate")
     certificate, key = directory / "server.crt", directory / "server.key"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-        + ["-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
+    args = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    args += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    args += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([openssl, *args], check=True, capture_output=True)
     return certificate, key
 
 

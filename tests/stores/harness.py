@@ -50,9 +50,7 @@ class Lock:
     def lease(self, mine: Token, ttl: float = 30.0) -> Lease:
         return Lease(self.key, mine.encode(), ttl)
 
-    def release(
-        self, mine: Token, keep: float = 0.0, *, done: str | None = None, done_ttl: float = 0.0
-    ) -> Release:
+    def release(self, mine: Token, keep: float = 0.0, *, done: str | None = None, done_ttl: float = 0.0) -> Release:
         done_key = self.scheme.done(done) if done else None
         return Release(self.lease(mine), keep, TOMBSTONE + mine.encode(), done_key, done_ttl)
 

@@ -1,4 +1,4 @@
-"""``python -m tests.stores.interrupting lines|signals URL SOCKET``: a soft time limit lands on any line of a lock's code.
+"""``python -m tests.stores.interrupting lines|signals URL SOCKET``: a soft limit lands on any line of a lock's code.
 
 ``lines`` raises at the first line that runs between take and leave, at the second, and so on, until a run gets through;
 ``signals`` raises at random moments by a real signal, which also lands while the process waits for a reply. After each:

@@ -1,11 +1,5 @@
 """A TCP proxy between store and server that loses, delays and cuts at the command of your choice.
 
-    with Proxy(server) as proxy:
-        store = make_store(proxy.url, {}, 3.0)
-        fault = proxy.fault("EVALSHA", DROP_REPLY)
-        ...
-        assert fault.consumed
-
 Each connection is served in lockstep: one command from the client, its whole reply from the server. Leaving the block
 fails if a fault was not consumed: a test whose fault never happened has shown nothing.
 """

@@ -65,10 +65,10 @@ def test_the_suite_passes_without_hiredis_too(tmp_path: Path) -> None:
         assert not redis.utils.HIREDIS_AVAILABLE
         pytest.skip("there is no hiredis here: all the other tests are this test")
     (tmp_path / "no_hiredis.py").write_text("import sys\n\nsys.modules['hiredis'] = None\n")
+    args = ["-q", "-p", "no_hiredis", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=-p no:valkey"]
+    args += ["-k", "parser or (TestValkeyOverTcp and not fork and not threads_exclude)"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no_hiredis", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        + ["tests/stores/test_conformance.py", "-o", "addopts=-p no:valkey"]
-        + ["-k", "parser or (TestValkeyOverTcp and not fork and not threads_exclude)"],
+        [sys.executable, "-m", "pytest", "tests/stores/test_conformance.py", *args],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "REDISLOCK_NO_HIREDIS": "1"},
         capture_output=True,

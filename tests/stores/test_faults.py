@@ -1,4 +1,4 @@
-"""Replies lost, late and cut off: what the network does between a store and its server. See model F1-F4, F6 in DESIGN."""
+"""Replies lost, late and cut off: what a network does between a store and its server (F1...: the model's findings)."""
 
 from __future__ import annotations
 
@@ -150,7 +150,9 @@ def test_renewals_whose_reply_is_lost_are_unknown_and_the_next_ones_are_right(
     assert store.renew(leases, 10.0) == [Renewal(held=True)] * 3 + [Renewal(held=False)] * 2
 
 
-@pytest.mark.parametrize("garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"*x\r\n", b":x\r\n", b"$x\r\n", b"?\r\n", b"\0"])
+@pytest.mark.parametrize(
+    "garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"*x\r\n", b":x\r\n", b"$x\r\n", b"?\r\n", b"\0"]
+)
 def test_an_answer_that_is_no_redis_reply_is_trouble_like_any_other(
     proxy: Proxy, store: LockStore, garbage: bytes
 ) -> None:
@@ -203,6 +205,20 @@ def test_a_late_compare_and_delete_never_deletes_a_live_lease(
     run.lock.ensure_held()
     run.leave(finished=True)
     gone(server, lock.key)
+
+
+def test_a_try_that_arrives_when_a_later_one_has_been_granted_does_not_end_the_lease(
+    proxy: Proxy, store: LockStore, server: EmbeddedServer
+) -> None:
+    """F1 again: a compare-and-delete may only follow when the whole attempt is given up."""
+    lock, mine = Lock(), token()
+    late = proxy.fault("EVALSHA", HOLD, about=lock.key)
+    granted(store.acquire(lock.ask(mine, TTL)))
+    late.let_go()
+    wait_until(lambda: late.served, "the first try")
+    warm_up(store)
+    assert value(server, lock) == mine.encode()
+    assert proxy.commands("EVAL", lock.key) == []
 
 
 def test_a_new_attempt_waits_for_its_abandoned_predecessor_and_then_holds_the_lock_alone(
@@ -292,7 +308,7 @@ def test_the_first_renewal_is_due_a_third_of_the_lease_after_the_first_send(prox
 
 
 def test_a_frozen_server_makes_acquire_give_up_in_time_and_leaves_no_lock_after_the_thaw(
-    server: EmbeddedServer
+    server: EmbeddedServer,
 ) -> None:
     store = make_store(server.url, {}, 1.5)
     warm_up(store)

@@ -318,10 +318,10 @@ def test_a_listener_that_raises_does_not_stop_renewals(store: LockStore, caplog:
 
     kept = Kept(store)
     kept.keeper = Keeper(store, 5.0, listen, listen)
-    other, hold = kept.keep(30.0, age=10.0)
-    lost, gone = kept.keep(0.3, renew=False)
+    _, hold = kept.keep(30.0, age=10.0)
+    _, gone = kept.keep(0.3, renew=False)
     wait_until(lambda: "a listener's bug" in caplog.text, "the bug")
-    late, third = kept.keep(30.0, age=10.0)
+    _, third = kept.keep(30.0, age=10.0)
     before = third.deadline
     wait_until(lambda: third.deadline > before, "a renewal after the bug")
     for each in (hold, gone, third):
@@ -330,7 +330,7 @@ def test_a_listener_that_raises_does_not_stop_renewals(store: LockStore, caplog:
 
 def test_a_renewal_that_is_sent_late_is_told_with_how_late_it_is(kept: Kept) -> None:
     kept.keep(30.0, age=12.0)  # 2 s late: may happen
-    _, hold = kept.keep(30.0, age=25.0)  # 15 s late: one of three chances is gone
+    kept.keep(30.0, age=25.0)  # 15 s late: one of three chances is gone
     wait_until(lambda: kept.late, "the warning")
     assert len(kept.late) == 1
     assert 15.0 <= kept.late[0] < 25.0

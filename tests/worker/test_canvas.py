@@ -172,6 +172,7 @@ def test_link_of_a_skipped_call_gets_the_skip_result(key: str, deny: Deny, recor
 # --- raise: all that follows fails, soon and with the reason
 
 
+@pytest.mark.filterwarnings("ignore:task_allow_error_cb_on_chord_header")
 @pytest.mark.parametrize("name", NAMES)
 def test_canvas_with_a_member_that_raises_fails_soon_and_tells_why(
     key: str, deny: Deny, recorder: Recorder, name: str

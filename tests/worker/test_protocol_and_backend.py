@@ -85,6 +85,22 @@ def test_without_any_result_backend_calls_are_locked_wait_and_go_on(
     wait_until(lambda: not list_locks(server), "the locks to go")
 
 
+@pytest.mark.rabbitmq
+@pytest.mark.parametrize("broker_kind", ["amqp"])
+def test_rabbitmq_carries_options_and_what_a_waiting_copy_remembers(
+    lock_app: Celery, workers: WorkerFactory, recorder: Recorder, server: EmbeddedServer, denied: str
+) -> None:
+    worker = workers("threads", 4)
+    result = {"no": ["run", None, 1.5, True]}
+    skipped = add.apply_async((1,), {"key": "denied"}, lock_skip_result=result, lock_on=["key"], lock_ttl=20)
+    assert skipped.get(timeout=TIMEOUT) == result
+    waiting = add.apply_async((1,), {"key": "denied"}, lock_on_conflict="retry", lock_ttl=20)
+    worker.wait_for_log(": retry", count=3)
+    server.command("DEL", denied)
+    assert waiting.get(timeout=TIMEOUT) == 1
+    assert flaky.delay("flaky", "retry").get(timeout=TIMEOUT) == [2, 0]
+
+
 def list_locks(server: EmbeddedServer) -> list[str]:
     from redis import Redis
 
