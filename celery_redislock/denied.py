@@ -20,7 +20,7 @@ from celery_redislock.conflict import LONGEST, Verdict, back_off
 from celery_redislock.errors import LockConflict, LockUnavailable
 from celery_redislock.lease import Contended
 from celery_redislock.options import LockOptions
-from celery_redislock.runtime import LockRun
+from celery_redislock.run import LockRun
 
 __all__ = ["HEADER", "Denied", "Trail"]
 

@@ -50,7 +50,8 @@ class LockLost(RedisLockError):
 
     Attributes:
         key: The lock key, or None if unknown.
-        reason: ``"taken"``, ``"missing"``, ``"unreachable"``, ``"expired"`` or ``"max_hold"``.
+        reason: ``"taken"``, ``"missing"``, ``"unreachable"``, ``"expired"``, ``"max_hold"`` or
+            ``"orphaned"``.
     """
 
     def __init__(self, message: str, key: str | None = None, reason: str | None = None) -> None:

@@ -21,7 +21,8 @@ from celery_redislock.held import HeldLock
 from celery_redislock.keys import KeyMaker, KeyScheme
 from celery_redislock.lease import Acquired, AlreadyDone, Contended
 from celery_redislock.options import LockOptions
-from celery_redislock.runtime import MARK, Identity, LockRun, Pauses, Runtime
+from celery_redislock.run import MARK, Identity, LockRun, Pauses
+from celery_redislock.runtime import Runtime
 
 __all__ = ["Gate", "Plan"]
 

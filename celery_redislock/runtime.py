@@ -4,53 +4,42 @@ from __future__ import annotations
 
 import logging
 import os
-import random
+import socket
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from celery import current_task
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redislock import signals
-from celery_redislock.errors import LockConflict, LockUnavailable
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.held import HeldLock
+from celery_redislock.keeper.channel import ChildKeeper, Gateway, Remote
 from celery_redislock.keeper.keeper import Keeper
-from celery_redislock.keeper.plan import Change, Hold, Loss
+from celery_redislock.keeper.plan import Change, Hold
 from celery_redislock.keys import KeyScheme
-from celery_redislock.lease import TOMBSTONE, Acquired, Contended, Grant, Lease, Released, Token
 from celery_redislock.observe.events import (
     Event,
-    LockAcquired,
-    LockConflicted,
+    LockOrphaned,
     LockOutage,
     LockRecovered,
-    LockReleased,
     LockWentLost,
     RenewalLate,
 )
 from celery_redislock.observe.log import LogListener
 from celery_redislock.options import LockOptions
+from celery_redislock.run import Identity, LockRun
 from celery_redislock.settings import Settings, warn_of_unknown
-from celery_redislock.stores.base import Ask, LockStore, Release
+from celery_redislock.stores.base import LockStore, Release
 from celery_redislock.stores.connect import make_store, ssl_keywords
 
-__all__ = ["MARK", "Identity", "LockRun", "Pauses", "Runtime"]
+__all__ = ["Runtime"]
 
 logger = logging.getLogger(__name__)
-
-LATEST_START: Final = 1 / 3
-"""Part of the TTL that must be left when the grant's reply comes in: with less, the body would start on borrowed time."""
-
-MARK: Final = "_redislock"
-"""Where a request keeps its `LockRun`: set, if only to None, once the call has come to the gate."""
 
 _runtimes: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
@@ -68,8 +57,10 @@ class Runtime:
     def __init__(self, settings: Settings, store: LockStore) -> None:
         self.settings = settings
         self.store = store
-        self.keeper = Keeper(store, settings.timeout, self._lease_changed, self._renewal_late)
+        self.keeper: Keeper | ChildKeeper = self._new_keeper()
         self._log = LogListener()
+        self._gateway: Gateway | None = None
+        self._main: tuple[socket.socket, int] | None = None
 
     @classmethod
     def of(cls, app: Any) -> Runtime:
@@ -99,11 +90,49 @@ class Runtime:
         return cls(settings, make_store(settings.url, options, settings.timeout, setting=settings.url_setting))
 
     @staticmethod
+    def peek(app: Any) -> Runtime | None:
+        """Return the app's runtime if there is one already."""
+        return _runtimes.get(app)
+
+    @staticmethod
     def forget(app: Any) -> None:
         """Drop the app's runtime, so that the next use reads the settings again (tests)."""
         runtime = _runtimes.pop(app, None)
         if runtime is not None:
             runtime.store.close()
+
+    # --- keepers
+
+    def _new_keeper(self) -> Keeper:
+        return Keeper(
+            self.store, self.settings.timeout, self._lease_changed, self._renewal_late, on_renewed=self._renewed
+        )
+
+    def open_gateway(self) -> None:
+        """Before a prefork pool is forked: from now on its processes have their leases kept alive by this one."""
+        if self._gateway is None and isinstance(self.keeper, Keeper):
+            self._gateway = Gateway(self.keeper.hold, self.keeper.drop, self._orphaned)
+
+    def attend_gateway(self) -> None:
+        """Start to listen; after the pool was forked, so that most of it is forked while there is one thread."""
+        if self._gateway is not None and isinstance(self.keeper, Keeper):
+            self.keeper.attend(self._gateway)
+
+    def _after_fork_in_child(self) -> None:
+        if self._gateway is not None:
+            self._main = self._gateway.entrance, self._gateway.pid
+            self._gateway.close_in_child()
+            self._gateway = None
+        if self._main is not None:
+            self.keeper = ChildKeeper(*self._main, self._lease_changed, self._new_keeper)
+
+    def _orphaned(self, hold: Hold) -> None:
+        owner: Remote = hold.owner
+        self.emit(LockOrphaned(**owner.about, fence=owner.fence, pid=owner.child.pid))
+        try:
+            self.store.release(Release(hold.lease))
+        except LockUnavailable as error:
+            self.emit(LockOutage(**owner.about, operation="release", policy="warn", reason=str(error)))
 
     # --- a lock outside of the gate
 
@@ -152,251 +181,30 @@ class Runtime:
         return signals.heard(name) or self._log.wants(name)
 
     def _lease_changed(self, hold: Hold, change: Change) -> None:
-        run: LockRun = hold.owner
-        if change.loss is None:
-            self.emit(LockRecovered(**run.about, fence=run.fence))
+        owner: LockRun | Remote = hold.owner
+        if isinstance(owner, Remote):
+            owner.changed(hold, change)
+        elif change.loss is None:
+            self.emit(LockRecovered(**owner.about, fence=owner.fence))
         else:
-            self.emit(LockWentLost(**run.about, fence=run.fence, reason=change.loss.value))
+            self.emit(LockWentLost(**owner.about, fence=owner.fence, reason=change.loss.value))
 
     def _renewal_late(self, hold: Hold, late: float) -> None:
         self.emit(RenewalLate(**hold.owner.about, late=late))
+
+    def _renewed(self, hold: Hold) -> None:
+        if isinstance(hold.owner, Remote):
+            hold.owner.renewed(hold)
 
 
 def _signal(event: Event) -> None:
     signals.send(event.name, event.task, event.fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who asks for a lock: what goes into its tokens.
-
-    Attributes:
-        task_id: Id of the call, "-" outside tasks.
-        retries: Its ``request.retries``.
-        worker: Node name of the worker, or None.
-    """
-
-    task_id: str
-    retries: int
-    worker: str | None
-
-    def token(self) -> Token:
-        """Return a token with a fresh nonce."""
-        pid = os.getpid()
-        return Token.new(self.task_id, self.retries, self.worker or "-", pid, _process_start(pid))
+def _after_fork_in_child() -> None:
+    for runtime in list(_runtimes.values()):
+        runtime._after_fork_in_child()
 
 
-@cache
-def _process_start(pid: int) -> int:
-    """Return when the process was started, in clock ticks since boot as Linux counts them; 0 where that is not known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return int(stat.rpartition(")")[2].split()[19])  # field 22 of proc(5), counted behind the command's name
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-class LockRun:
-    """One call's way through the lock: take it, hold it, leave it.
-
-    The token is made before anything is sent, and `leave` may be called at any time and any number of times: whatever
-    interrupts the call (a soft limit may land on any line), calling it once more is enough.
-
-    Attributes:
-        key: Lock key.
-        lock: What the body sees; None until the lock is granted.
-        uncertain: An acquire of this run went unanswered.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        task: str,
-        options: LockOptions,
-        scheme: KeyScheme,
-        key: str,
-        identity: Identity,
-        *,
-        done_key: str | None = None,
-    ) -> None:
-        self.key = key
-        self.lock: HeldLock | None = None
-        self.uncertain = False
-        self._runtime = runtime
-        self._task = task
-        self._options = options
-        self._scheme = scheme
-        self._identity = identity
-        self._done_key = done_key
-        self._pid = os.getpid()
-        self._asked = False
-        self._hold: Hold | None = None
-        self._token = identity.token()
-        self._started = time.monotonic()
-        self._taken = 0.0
-
-    @property
-    def about(self) -> dict[str, str]:
-        """The fields that every event carries."""
-        return {"task": self._task, "key": self.key, "task_id": self._identity.task_id}
-
-    @property
-    def fence(self) -> int:
-        """Fencing token of the grant; 0 before it."""
-        return self.lock.fence if self.lock is not None else 0
-
-    @property
-    def pending(self) -> bool:
-        """Whether there may be something to give up."""
-        return self._asked
-
-    # --- taking
-
-    def take(self) -> Grant:
-        """Make one attempt; once it is granted, the lease is kept alive until `leave`.
-
-        Raises:
-            LockUnavailable: The store could not be asked, or its answer came too late to start on.
-        """
-        options, runtime = self._options, self._runtime
-        lease = Lease(self.key, self._token.encode(), options.ttl)
-        self._asked = True
-        try:
-            grant = runtime.store.acquire(
-                Ask(lease, self._scheme.fence, self._token.tombstone_prefix, self._done_key)
-            )
-            if isinstance(grant, Acquired):
-                self._check_not_late(grant, lease)
-        except LockUnavailable:
-            self._asked, self.uncertain = False, True
-            self._token = self._identity.token()  # whatever the old one may still do, it must not be taken for this one
-            raise
-        if not isinstance(grant, Acquired):
-            self._asked = False
-            return grant
-        self._hold = Hold(
-            lease, self, sent=grant.deadline - options.ttl, renew=options.renew, max_hold=options.max_hold
-        )
-        self.lock = HeldLock(self._task, self._hold, grant.fence, runtime.store)
-        runtime.keeper.hold(self._hold)
-        self.lock.enter()
-        self._taken = time.monotonic()
-        if runtime.heard("lock_acquired"):
-            runtime.emit(LockAcquired(**self.about, fence=grant.fence, waited=self._taken - self._started))
-        return grant
-
-    def _check_not_late(self, grant: Acquired, lease: Lease) -> None:
-        left = grant.deadline - time.monotonic()
-        if left < LATEST_START * lease.ttl:
-            self._runtime.store.release(Release(lease))
-            raise LockUnavailable(f"{self._task}: the lock store granted {self.key} too late to start on")
-
-    def take_within(self, wait: float) -> HeldLock:
-        """Try until the lock is granted, for at most ``wait`` s.
-
-        Raises:
-            LockConflict: Still held by another.
-            LockUnavailable: The store could not be asked.
-        """
-        end = self._started + wait
-        pauses = Pauses(end)
-        while True:
-            grant = self.take()
-            if self.lock is not None:
-                return self.lock
-            assert isinstance(grant, Contended)
-            if not pauses.sleep(grant.remaining):
-                holder = grant.holder
-                raise LockConflict(f"{self.key} is held by {holder}", self.key, str(holder))
-
-    # --- leaving
-
-    def leave(self, *, finished: bool) -> None:
-        """Give the lock up, if it was ever asked for and not given up yet.
-
-        Args:
-            finished: The call has run to its end: another delivery of it need not run, and ``lock_min_hold`` counts.
-        """
-        if self._hold is not None:
-            self._runtime.keeper.drop(self._hold)
-        if not self._asked or self._pid != os.getpid():  # a process forked by the body must not free its parent's lock
-            return
-        if self.lock is not None:
-            self.lock.leave()
-        try:
-            released = self._runtime.store.release(self._release(finished))
-        except LockUnavailable as error:
-            released = None
-            self.outage("release", "warn", error)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception:
-            # a store's bug must not change what the finished run has come to
-            released = None
-            logger.exception("%s: releasing %s failed; the lease ends by its TTL", self._task, self.key)
-        self._asked = False
-        if released is not None and self.lock is not None:
-            self._tell_released(released)
-
-    def _release(self, finished: bool) -> Release:
-        options, token = self._options, self._token.encode()
-        keep = options.min_hold - (time.monotonic() - self._taken) if finished and self.lock is not None else 0.0
-        return Release(
-            Lease(self.key, token, options.ttl),
-            keep=max(0.0, keep),
-            tombstone=TOMBSTONE + token,
-            done_key=self._done_key if finished and self.lock is not None else None,
-            done_ttl=options.done_ttl,
-        )
-
-    def _tell_released(self, released: Released) -> None:
-        runtime, hold = self._runtime, self._hold
-        if not released.owned and hold is not None and hold.loss is None:
-            hold.loss, hold.final = Loss.MISSING if released.holder is None else Loss.TAKEN, True
-            runtime.emit(LockWentLost(**self.about, fence=self.fence, reason=hold.loss.value))
-        elif released.owned and runtime.heard("lock_released"):
-            runtime.emit(LockReleased(**self.about, fence=self.fence, held=time.monotonic() - self._taken))
-
-    # --- what else is to be told
-
-    def conflict(self, denial: Contended, policy: str, countdown: float | None = None) -> None:
-        """Tell that the call was denied, and what it does now."""
-        holder = denial.holder
-        self._runtime.emit(
-            LockConflicted(
-                **self.about,
-                policy=policy,
-                holder=str(holder),
-                holder_task_id=holder.task_id,
-                remaining=denial.remaining,
-                countdown=countdown,
-            )
-        )
-
-    def outage(self, operation: str, policy: str, error: BaseException) -> None:
-        """Tell that the store or the broker could not be asked, and what the call does now."""
-        self._runtime.emit(LockOutage(**self.about, operation=operation, policy=policy, reason=str(error)))
-
-
-class Pauses:
-    """Growing, jittered pauses up to a fixed end.
-
-    Args:
-        end: Monotonic time, s.
-    """
-
-    FIRST: Final = 0.01
-    LONGEST: Final = 0.25
-
-    def __init__(self, end: float) -> None:
-        self._end = end
-        self._next = self.FIRST
-
-    def sleep(self, remaining: float) -> bool:
-        """Sleep a little, no longer than ``remaining`` s of a lease; False, at once, if the end has been reached."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(self._next, left, max(remaining, self.FIRST)) * random.uniform(0.5, 1.0))
-        self._next = min(2 * self._next, self.LONGEST)
-        return True
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

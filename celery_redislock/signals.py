@@ -20,6 +20,7 @@ __all__ = [
     "lock_acquired",
     "lock_conflict",
     "lock_lost",
+    "lock_orphaned",
     "lock_recovered",
     "lock_released",
     "lock_renewal_late",
@@ -32,6 +33,7 @@ lock_conflict = Signal(name="lock_conflict")
 lock_lost = Signal(name="lock_lost")
 lock_recovered = Signal(name="lock_recovered")
 lock_renewal_late = Signal(name="lock_renewal_late")
+lock_orphaned = Signal(name="lock_orphaned")
 lock_unavailable = Signal(name="lock_unavailable")
 
 

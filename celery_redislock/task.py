@@ -21,7 +21,8 @@ from celery_redislock.gate import Borrowed, Gate, Plan, compile_options, overrid
 from celery_redislock.held import HeldLock, lock_on_stack
 from celery_redislock.keys import KeyMaker
 from celery_redislock.options import OPTION_NAMES, LockOptions, check_option, unknown_option
-from celery_redislock.runtime import MARK, Runtime
+from celery_redislock.run import MARK
+from celery_redislock.runtime import Runtime
 from celery_redislock.worker import install
 
 __all__ = ["SingletonMixin", "SingletonTask"]

@@ -7,10 +7,12 @@ import weakref
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.states import SUCCESS
 
 from celery_redislock.errors import LockConfigError
-from celery_redislock.runtime import MARK, Runtime
+from celery_redislock.run import MARK
+from celery_redislock.runtime import Runtime
 
 __all__ = ["install"]
 
@@ -20,10 +22,15 @@ _installed: weakref.WeakSet[Any] = weakref.WeakSet()
 _shown: set[str] = set()
 
 
-class RedisLockStep(bootsteps.Step):  # type: ignore[misc]
-    """Reads the settings when a worker starts: a wrong one stops it then, not when the first task comes."""
+class RedisLockStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Reads the settings when a worker starts: a wrong one stops it then, not when the first task comes.
+
+    In a prefork worker it also opens the channel by which the main process keeps the leases of the pool alive. There is
+    no `stop`: a warm shutdown drains the pool after it, and the last task needs its lease.
+    """
 
     label = "RedisLock"
+    requires = ("celery.worker.components:Pool",)
 
     def create(self, worker: Any) -> None:
         """Make the app's runtime.
@@ -44,6 +51,13 @@ class RedisLockStep(bootsteps.Step):  # type: ignore[misc]
                 "skipped, for the lock of the run that sent it. Use the default, 2."
             )
         logger.debug("locks live under %s", runtime.settings.prefix)
+        if issubclass(worker.pool_cls, PreforkPool):
+            runtime.open_gateway()
+
+    def start(self, worker: Any) -> None:
+        """Listen to the pool's processes."""
+        if (runtime := Runtime.peek(worker.app)) is not None:
+            runtime.attend_gateway()
 
 
 def install(app: Any) -> None:

@@ -1,9 +1,10 @@
 """The thread that keeps this process's leases alive.
 
-One native daemon thread per process, started by the first lease. The table of holds is its only channel: `hold` and
+One native daemon thread per process, started by the first lease. The table of holds is all that it goes by: `hold` and
 `drop` are one dict operation each, and the thread looks into the table before it sends and before it acts on an
-answer. A lease that has been dropped is never renewed again; a renewal in flight cannot re-create it, for a missing key
-is not taken again.
+answer. In prefork the pool's processes have theirs entered into the table of the main process (channel.py). A lease
+that has been dropped is never renewed again; a renewal in flight cannot re-create it, for a missing key is not taken
+again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
+from celery_redislock.keeper.channel import Gateway
 from celery_redislock.keeper.native import WakeUp, start_thread
 from celery_redislock.keeper.plan import Change, Hold, due, next_time
 from celery_redislock.stores.base import LockStore
@@ -41,6 +43,7 @@ class Keeper:
         timeout: Longest time for one round of renewals, s.
         on_change: Called in the keeper's thread with a hold and what has become of it.
         on_late: Called in the keeper's thread with a hold and how late its renewal is sent, s.
+        on_renewed: Called in the keeper's thread with each hold that was renewed.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class Keeper:
         timeout: float,
         on_change: Callable[[Hold, Change], None],
         on_late: Callable[[Hold, float], None],
+        on_renewed: Callable[[Hold], None] = lambda hold: None,
     ) -> None:
         self._store = store
         self._timeout = timeout
         self._on_change = on_change
         self._on_late = on_late
+        self._on_renewed = on_renewed
         self._start_over()
         _keepers.add(self)
 
@@ -61,7 +66,7 @@ class Keeper:
         self._holds: dict[str, Hold] = {}
         self._lives = False
         self._vacancy: list[None] = [None]  # whoever pops it is the thread; a pop is atomic
-        self._bell = WakeUp()
+        self._bell: WakeUp | Gateway = WakeUp()
         self._wakes_at = -inf  # awake: it will see what is in the table before it sleeps
 
     # --- for those who run tasks
@@ -83,6 +88,11 @@ class Keeper:
         """Return what is held now."""
         return list(self._holds.values())
 
+    def attend(self, gateway: Gateway) -> None:
+        """Listen to other processes as well: from now on the keeper sleeps in the gateway."""
+        self._bell = gateway
+        start_thread(self._live)
+
     # --- the thread
 
     def _live(self) -> None:
@@ -101,6 +111,7 @@ class Keeper:
                 time.sleep(PAUSE_AFTER_A_BUG)
 
     def _round(self) -> None:
+        self._bell.drain()
         try:
             self._renew(time.monotonic())
         finally:
@@ -124,9 +135,12 @@ class Keeper:
         timeout = max(SHORTEST_TIMEOUT, min(self._timeout, *(hold.lease.ttl / 3 for hold in ready)))
         sent = time.monotonic()
         answers = self._store.renew([hold.lease for hold in ready], timeout)
+        self._bell.drain()  # what was given up meanwhile is not to be taken for lost
         for hold, answer in zip(ready, answers, strict=True):
             if self._still_holds(hold):
                 self._tell(hold, hold.answered(answer, sent=sent, now=time.monotonic()))
+                if answer is not None and answer.held:
+                    self._on_renewed(hold)
 
     def _step_down(self) -> None:
         now = time.monotonic()

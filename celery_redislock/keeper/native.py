@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -27,8 +28,14 @@ def _original(name: str) -> Any:
 
 
 def start_thread(target: Callable[[], None]) -> None:
-    """Start ``target`` in a native daemon thread."""
-    _original("start_new_thread")(target, ())
+    """Start ``target`` in a native daemon thread, which tracers see as they see Python's own."""
+
+    def run() -> None:
+        if (trace := threading.gettrace()) is not None:
+            sys.settrace(trace)
+        target()
+
+    _original("start_new_thread")(run, ())
 
 
 class WakeUp:
@@ -49,3 +56,6 @@ class WakeUp:
             self._lock.acquire(True, -1 if seconds > _thread.TIMEOUT_MAX else seconds)
         else:
             self._lock.acquire(False)
+
+    def drain(self) -> None:
+        """Nothing comes in by a bell (see `celery_redislock.keeper.channel.Gateway`)."""

@@ -27,6 +27,7 @@ class Loss(StrEnum):
     UNREACHABLE = "unreachable"
     EXPIRED = "expired"
     MAX_HOLD = "max_hold"
+    ORPHANED = "orphaned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,11 @@ class Hold:
         due: When the next renewal is to be sent; inf: never.
         loss: Why it counts as lost, or None while it is held.
         final: The loss cannot be undone: somebody else has, or may have, held the lock since.
+        renew: Whether it is to be renewed at all.
+        max_hold: Renewing stops this long after `sent`, s; None: never.
     """
 
-    __slots__ = ("_asked", "_stop", "deadline", "due", "final", "lease", "loss", "owner")
+    __slots__ = ("_asked", "_stop", "deadline", "due", "final", "lease", "loss", "max_hold", "owner", "renew")
 
     def __init__(
         self, lease: Lease, owner: Any, *, sent: float, renew: bool = True, max_hold: float | None = None
@@ -58,6 +61,8 @@ class Hold:
         self.deadline = sent + lease.ttl
         self.loss: Loss | None = None
         self.final = False
+        self.renew = renew
+        self.max_hold = max_hold
         self._stop = inf if max_hold is None or not renew else sent + max_hold
         self._asked = False
         self.due = inf
@@ -87,17 +92,28 @@ class Hold:
             return self.check(now)
         self._asked = False
         if not answer.held:
-            self.final, self.due = True, inf
-            known, self.loss = self.loss, Loss.MISSING if answer.holder is None else Loss.TAKEN
-            return None if known else Change(self.loss)
-        self.deadline = sent + self.lease.ttl
+            return self.lost(Loss.MISSING if answer.holder is None else Loss.TAKEN, final=True)
         self._schedule(sent + self.lease.ttl / RENEW_AT)
-        if self.loss is None:
-            return self.check(now)
-        if now >= self.deadline:  # an answer that is as old as a lease says nothing about now
+        self.deadline = sent + self.lease.ttl
+        # an answer that is as old as a lease says nothing about now
+        return self.check(now) if now >= self.deadline else self.renewed_until(self.deadline)
+
+    def renewed_until(self, deadline: float) -> Change | None:
+        """Take in that the lease is certain until ``deadline``; news if it counted as lost: nobody was in between."""
+        if self.final:
             return None
-        self.loss = None  # my token is still there: nobody was in between
-        return Change(None)
+        self.deadline = deadline
+        lost, self.loss = self.loss, None
+        return None if lost is None else Change(None)
+
+    def lost(self, loss: Loss, *, final: bool) -> Change | None:
+        """Take in that the lease is lost; news only if it did not count as lost before."""
+        if self.final:
+            return None
+        if final:
+            self.final, self.due = True, inf
+        known, self.loss = self.loss, loss
+        return None if known else Change(loss)
 
     def check(self, now: float) -> Change | None:
         """Step down if the deadline has passed."""

@@ -16,6 +16,7 @@ __all__ = [
     "Listener",
     "LockAcquired",
     "LockConflicted",
+    "LockOrphaned",
     "LockOutage",
     "LockRecovered",
     "LockReleased",
@@ -97,7 +98,7 @@ class LockWentLost(Event):
     """``lock_lost``: the lease ended before the run did. Told once for each run.
 
     Attributes:
-        reason: taken, missing, unreachable, expired or max_hold.
+        reason: taken, missing, unreachable, expired, max_hold or orphaned (the worker's main process has died).
         fence: Fencing token, lower than that of any successor.
     """
 
@@ -131,6 +132,22 @@ class RenewalLate(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LockOrphaned(Event):
+    """``lock_orphaned``: the pool process that ran the task has died, and its lock was given up for it.
+
+    Sent in the worker's main process.
+
+    Attributes:
+        fence: Fencing token.
+        pid: The process that has died.
+    """
+
+    name: ClassVar[str] = "lock_orphaned"
+    fence: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LockOutage(Event):
     """``lock_unavailable``: the store could not be asked.
 
@@ -151,5 +168,14 @@ Listener = Callable[[Event], None]
 
 EVENTS: dict[str, type[Event]] = {
     event.name: event
-    for event in (LockAcquired, LockReleased, LockConflicted, LockWentLost, LockRecovered, RenewalLate, LockOutage)
+    for event in (
+        LockAcquired,
+        LockReleased,
+        LockConflicted,
+        LockWentLost,
+        LockRecovered,
+        RenewalLate,
+        LockOrphaned,
+        LockOutage,
+    )
 }

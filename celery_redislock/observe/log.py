@@ -24,6 +24,7 @@ LEVELS: Final = {
     "lock_lost": logging.WARNING,
     "lock_recovered": logging.WARNING,
     "lock_renewal_late": logging.WARNING,
+    "lock_orphaned": logging.WARNING,
     "lock_unavailable": logging.WARNING,
 }
 TEXTS: Final = {
@@ -37,6 +38,7 @@ TEXTS: Final = {
     ),
     "lock_recovered": "%(task)s[%(task_id)s] still has %(key)s: it was never lost",
     "lock_renewal_late": "%(task)s[%(task_id)s] renews %(key)s %(late).1f s late: this process was starved",
+    "lock_orphaned": "%(task)s[%(task_id)s] gave up %(key)s: pid %(pid)d, which ran it, has died",
     "lock_unavailable": "%(task)s[%(task_id)s] could not %(operation)s %(key)s: %(policy)s; %(reason)s",
 }
 LEFT_OUT: Final = " (%(left_out)d such lines left out)"

@@ -18,7 +18,8 @@ import redis
 from celery_redislock.keys import KeyScheme
 from celery_redislock.lease import TOMBSTONE, Acquired, Lease, Token
 from celery_redislock.options import LockOptions
-from celery_redislock.runtime import Identity, LockRun, Runtime
+from celery_redislock.run import Identity, LockRun
+from celery_redislock.runtime import Runtime
 from celery_redislock.settings import Settings
 from celery_redislock.stores.base import Ask, LockStore, Release
 from celery_redislock.stores.connect import make_store

@@ -22,7 +22,8 @@ import redis
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_redislock
-from celery_redislock.runtime import LockRun, Runtime
+from celery_redislock.run import LockRun
+from celery_redislock.runtime import Runtime
 from celery_redislock.stores.base import LockStore
 from celery_redislock.stores.connect import make_store
 from tests.local_nodes.waiting import wait_until

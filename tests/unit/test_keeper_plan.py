@@ -151,7 +151,7 @@ def test_a_lease_that_ends_because_of_max_hold_says_so() -> None:
 
 
 def test_losses_have_the_names_that_events_tell() -> None:
-    assert {str(loss) for loss in Loss} == {"taken", "missing", "unreachable", "expired", "max_hold"}
+    assert {str(loss) for loss in Loss} == {"taken", "missing", "unreachable", "expired", "max_hold", "orphaned"}
 
 
 # --- whatever happens

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from typing import Any
 
@@ -160,3 +162,32 @@ def _outage(policy: str) -> Any:
 outage_retry = _outage("retry")
 outage_run = _outage("run")
 outage_raise = _outage("raise")
+
+
+@shared_task(bind=True, base=SingletonTask, lock_on=["key"], lock_ttl=20, lock_skip_result=SKIPPED)
+def victim(self: Any, key: str, how: str = "", seconds: float = 30.0) -> str:
+    """A body that kills its own process, or waits for somebody to do it."""
+    recorder = Recorder.from_env()
+    if how == "deaf":  # neither a soft limit nor SIGTERM reaches it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT})
+    with recorder.run(key, self.request.id, self.lock.fence):
+        if how == "exit":
+            os._exit(7)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    if how:
+        recorder.work(key, seconds, self.request.id, self.lock.fence)
+    return "ran"
+
+
+@shared_task(bind=True, base=SingletonTask, lock_on=["key"], lock_ttl=1, lock_skip_result=SKIPPED)
+def deaf(self: Any, key: str) -> str:
+    """A body that holds the GIL for several leases (backtracking of a regular expression)."""
+    with Recorder.from_env().run(key, self.request.id, self.lock.fence):
+        start = time.monotonic()
+        while time.monotonic() - start < 4:
+            re.match(r"(a+)+$", "a" * 24 + "b")
+        self.lock.ensure_held()
+        return "ran"

@@ -47,7 +47,9 @@ def test_a_frozen_holder_is_succeeded_told_so_and_harmless(
 
     def succeeded() -> bool:
         result = short_lease.apply_async(("k", 6.0), queue="b")
-        return wait_until(lambda: len(recorder.runs("k")) > 1 or result.ready(), "a run") and len(recorder.runs("k")) > 1
+        return (
+            wait_until(lambda: len(recorder.runs("k")) > 1 or result.ready(), "a run") and len(recorder.runs("k")) > 1
+        )
 
     wait_until(succeeded, "a successor")
     frozen.resume()
