@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +20,6 @@ def worker_conf(worker_conf: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def lock_server(make_server: Callable[..., EmbeddedServer]) -> Iterator[EmbeddedServer]:
+def lock_server(make_server: Callable[..., EmbeddedServer]) -> EmbeddedServer:
     """A server for the locks alone: harming it leaves broker and results as they are."""
-    yield make_server()
+    return make_server()
