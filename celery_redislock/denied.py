@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -55,12 +55,13 @@ class Trail:
     @classmethod
     def of(cls, request: Any) -> Trail:
         """Read it from a request; a message that has not waited, or has a broken header, has an empty one."""
+        retries = request.retries or 0
         found = header(request).get("trail")
-        try:
-            trail = cls(**(found or {}))
-        except TypeError:
-            return cls(request.retries or 0)
-        return trail if trail.retries == (request.retries or 0) else cls(request.retries or 0)
+        if not isinstance(found, Mapping) or found.get("retries") != retries:
+            return cls(retries)
+        known = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        counts = (known.get("back", 0), known.get("conflicts", 0), known.get("since") or 0)
+        return cls(**known) if all(isinstance(count, int | float) for count in counts) else cls(retries)
 
 
 def header(request: Any) -> Mapping[str, Any]:
@@ -114,8 +115,7 @@ class Denied:
         raise self._conflict(f" after waiting {self.options.wait:g} s (lock_wait)")
 
     def _drop(self) -> Any:
-        if self.denial is not None:
-            self._tell("drop")
+        self.run.dropped()
         raise Ignore
 
     def _retry(self) -> Any:

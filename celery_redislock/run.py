@@ -249,6 +249,19 @@ class LockRun:
             )
         )
 
+    def dropped(self) -> None:
+        """Tell that the call does nothing, for another copy of its message has run to its end."""
+        self._runtime.emit(
+            LockConflicted(
+                **self.about,
+                policy="drop",
+                holder="another copy of this message, which has run to its end",
+                holder_task_id=self._identity.task_id,
+                remaining=0.0,
+                countdown=None,
+            )
+        )
+
     def outage(self, operation: str, policy: str, error: BaseException) -> None:
         """Tell that the store or the broker could not be asked, and what the call does now."""
         self._runtime.emit(LockOutage(**self.about, operation=operation, policy=policy, reason=str(error)))

@@ -22,6 +22,7 @@ from celery_redislock.keeper.channel import ChildKeeper, Gateway, Remote
 from celery_redislock.keeper.keeper import Keeper
 from celery_redislock.keeper.plan import Change, Hold
 from celery_redislock.keys import KeyScheme
+from celery_redislock.lease import Renewal
 from celery_redislock.observe.events import (
     Event,
     LockOrphaned,
@@ -105,7 +106,7 @@ class Runtime:
 
     def _new_keeper(self) -> Keeper:
         return Keeper(
-            self.store, self.settings.timeout, self._lease_changed, self._renewal_late, on_renewed=self._renewed
+            self.store, self.settings.timeout, self._lease_changed, self._renewal_late, on_answer=self._answered
         )
 
     def open_gateway(self) -> None:
@@ -192,9 +193,9 @@ class Runtime:
     def _renewal_late(self, hold: Hold, late: float) -> None:
         self.emit(RenewalLate(**hold.owner.about, late=late))
 
-    def _renewed(self, hold: Hold) -> None:
+    def _answered(self, hold: Hold, answer: Renewal | None) -> None:
         if isinstance(hold.owner, Remote):
-            hold.owner.renewed(hold)
+            hold.owner.answered(hold, answer)
 
 
 def _signal(event: Event) -> None:

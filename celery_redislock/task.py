@@ -231,6 +231,7 @@ class SingletonMixin:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         request.__dict__[MARK] = None
         call = header(request).get("options")
+        call = call if isinstance(call, Mapping) else None  # not ours, then
         if not self._takes_lock(request, call):
             return self._body(args, kwargs)
         plan = self._plan(call)

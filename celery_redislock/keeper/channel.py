@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from celery_redislock.keeper.native import start_thread
 from celery_redislock.keeper.plan import Change, Hold, Loss
-from celery_redislock.lease import Lease
+from celery_redislock.lease import Lease, Renewal
 
 __all__ = ["ChildKeeper", "Gateway", "Remote", "is_dead", "process_start"]
 
@@ -119,15 +119,16 @@ class Remote:
         self.about = about
         self.fence = fence
 
-    def renewed(self, hold: Hold) -> None:
-        """Tell the child until when its lease is certain."""
-        self.child.tell({"token": hold.lease.token, "deadline": hold.deadline})
+    def answered(self, hold: Hold, answer: Renewal | None) -> None:
+        """Tell the child until when its lease is certain, or that the store could not be asked."""
+        if answer is None:
+            self.child.tell({"token": hold.lease.token, "unanswered": True})
+        elif answer.held:
+            self.child.tell({"token": hold.lease.token, "deadline": hold.deadline})
 
     def changed(self, hold: Hold, change: Change) -> None:
         """Tell the child what has become of its lease; it tells the listeners."""
-        if change.loss is None:
-            self.renewed(hold)
-        else:
+        if change.loss is not None:  # otherwise the answer has told it
             self.child.tell({"token": hold.lease.token, "lost": change.loss, "final": hold.final})
 
 
@@ -340,7 +341,8 @@ class ChildKeeper:
             if not poll.poll(_milliseconds(wait)):
                 # Not "now": a body that holds the GIL may have kept this thread waiting since, and news may have come.
                 for hold in self.holds():
-                    self._tell(hold, hold.check(asked + wait))
+                    if self._still_holds(hold):
+                        self._tell(hold, hold.check(asked + wait))
                 continue
             try:
                 data = sock.recv(CHUNK)
@@ -357,13 +359,19 @@ class ChildKeeper:
         hold = self._holds.get(message["token"])
         if hold is None:
             return
-        if "deadline" in message:
-            self._tell(hold, hold.renewed_until(message["deadline"]))
+        if "unanswered" in message:
+            hold.unanswered()
+        elif "deadline" in message:
+            self._tell(hold, hold.renewed_until(message["deadline"], time.monotonic()))
         else:
             self._tell(hold, hold.lost(Loss(message["lost"]), final=message["final"]))
 
+    def _still_holds(self, hold: Hold) -> bool:
+        # looked at before the hold is told, not after: what it has been told, somebody has to hear
+        return hold.lease.token in self._holds
+
     def _tell(self, hold: Hold, change: Change | None) -> None:
-        if change is not None and hold.lease.token in self._holds:
+        if change is not None:
             self._on_change(hold, change)
 
     # --- without main
@@ -373,7 +381,8 @@ class ChildKeeper:
             self._go_alone("the channel was closed")
             return
         for hold in self.holds():
-            self._tell(hold, hold.lost(Loss.ORPHANED, final=True))
+            if self._still_holds(hold):
+                self._tell(hold, hold.lost(Loss.ORPHANED, final=True))
 
     def _go_alone(self, why: str) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from typing import Final
 from celery_redislock.keeper.channel import Gateway
 from celery_redislock.keeper.native import WakeUp, start_thread
 from celery_redislock.keeper.plan import Change, Hold, due, next_time
+from celery_redislock.lease import Renewal
 from celery_redislock.stores.base import LockStore
 
 __all__ = ["Keeper"]
@@ -43,7 +44,7 @@ class Keeper:
         timeout: Longest time for one round of renewals, s.
         on_change: Called in the keeper's thread with a hold and what has become of it.
         on_late: Called in the keeper's thread with a hold and how late its renewal is sent, s.
-        on_renewed: Called in the keeper's thread with each hold that was renewed.
+        on_answer: Called in the keeper's thread with a hold and what the store said to its renewal (None: nothing).
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class Keeper:
         timeout: float,
         on_change: Callable[[Hold, Change], None],
         on_late: Callable[[Hold, float], None],
-        on_renewed: Callable[[Hold], None] = lambda hold: None,
+        on_answer: Callable[[Hold, Renewal | None], None] = lambda hold, answer: None,
     ) -> None:
         self._store = store
         self._timeout = timeout
         self._on_change = on_change
         self._on_late = on_late
-        self._on_renewed = on_renewed
+        self._on_answer = on_answer
         self._start_over()
         _keepers.add(self)
 
@@ -111,8 +112,8 @@ class Keeper:
                 time.sleep(PAUSE_AFTER_A_BUG)
 
     def _round(self) -> None:
-        self._bell.drain()
         try:
+            self._bell.drain()
             self._renew(time.monotonic())
         finally:
             self._step_down()
@@ -138,9 +139,9 @@ class Keeper:
         self._bell.drain()  # what was given up meanwhile is not to be taken for lost
         for hold, answer in zip(ready, answers, strict=True):
             if self._still_holds(hold):
-                self._tell(hold, hold.answered(answer, sent=sent, now=time.monotonic()))
-                if answer is not None and answer.held:
-                    self._on_renewed(hold)
+                change = hold.answered(answer, sent=sent, now=time.monotonic())
+                self._on_answer(hold, answer)
+                self._tell(hold, change)
 
     def _step_down(self) -> None:
         now = time.monotonic()

@@ -87,22 +87,25 @@ class Hold:
         if self.final:
             return None
         if answer is None:
-            self._asked = True
+            self.unanswered()
             self._schedule(now + min(self.lease.ttl / (3 * RENEW_AT), 1.0))
             return self.check(now)
-        self._asked = False
         if not answer.held:
             return self.lost(Loss.MISSING if answer.holder is None else Loss.TAKEN, final=True)
         self._schedule(sent + self.lease.ttl / RENEW_AT)
-        self.deadline = sent + self.lease.ttl
-        # an answer that is as old as a lease says nothing about now
-        return self.check(now) if now >= self.deadline else self.renewed_until(self.deadline)
+        return self.renewed_until(sent + self.lease.ttl, now) or self.check(now)
 
-    def renewed_until(self, deadline: float) -> Change | None:
+    def unanswered(self) -> None:
+        """Take in that the store could not be asked."""
+        self._asked = True
+
+    def renewed_until(self, deadline: float, now: float) -> Change | None:
         """Take in that the lease is certain until ``deadline``; news if it counted as lost: nobody was in between."""
         if self.final:
             return None
-        self.deadline = deadline
+        self.deadline, self._asked = deadline, False
+        if now >= deadline:  # news as old as a lease says nothing about now; newer one may be behind it
+            return None
         lost, self.loss = self.loss, None
         return None if lost is None else Change(None)
 

@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from math import ceil, inf
 from typing import Any, Final
@@ -183,7 +183,8 @@ class RedisStore:
         refused: RedisError | None = None
         for full in (True,) if self._always_eval else (False, True):
             try:
-                (reply,) = self._exchange(script.pack(keys, args, full=full), 1, suspects)
+                packed = script.pack(keys, args, full=full)
+                (reply,) = self._exchange(packed, 1, suspects, again=lambda: script.pack(keys, args, full=True))
             except (NoScriptError, NoPermissionError) as error:
                 refused = error
                 continue
@@ -192,10 +193,13 @@ class RedisStore:
         assert refused is not None
         raise LockUnavailable(f"the lock store refuses the scripts: {_reason(refused)}") from refused
 
-    def _exchange(self, packed: bytes, replies: int, suspects: list[Any]) -> list[Any]:
+    def _exchange(
+        self, packed: bytes, replies: int, suspects: list[Any], *, again: Callable[[], bytes] | None = None
+    ) -> list[Any]:
         """Send and read, again and again until the time is up.
 
-        Connections that may yet execute it end in ``suspects``.
+        Connections that may yet execute it end in ``suspects``. ``again`` makes what is sent from the second time on:
+        the script's source, for whoever answers late may answer "unknown script" when nobody listens any more.
         """
         self._check_pid()
         end = time.monotonic() + self._timeout
@@ -210,6 +214,8 @@ class RedisStore:
                 left = end - time.monotonic() - pause
                 if isinstance(error, AuthenticationError) or left < self.try_timeout(self._timeout):
                     raise LockUnavailable(f"the lock store did not answer: {_reason(error)}") from error
+                if again is not None:
+                    packed, again = again(), None
             time.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
 

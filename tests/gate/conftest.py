@@ -27,6 +27,7 @@ from celery_redislock.runtime import Runtime
 from celery_redislock.testing import EmbeddedServer
 
 EVENTS = tuple(signals.__all__)
+MEMORY = "cache+memory://"
 
 
 class InProcessWorker:
@@ -101,7 +102,7 @@ def make_app(server: EmbeddedServer) -> Iterator[AppFactory]:
         name = uuid.uuid4().hex
         base = {
             "broker_url": "memory://",
-            "result_backend": "cache+memory://",
+            "result_backend": MEMORY,
             "task_default_queue": name,
             "redislock_url": server.url,
             "redislock_timeout": 2.0,
@@ -118,6 +119,9 @@ def make_app(server: EmbeddedServer) -> Iterator[AppFactory]:
     yield make
     for app in apps:
         Runtime.forget(app)
+        if app.conf.result_backend != MEMORY:
+            app.backend.result_consumer.stop()
+            app.backend.result_consumer._pubsub = None  # or a result collected later would look for a dead server
         app.close()
     _state._on_app_finalizers.clear()
     _state._on_app_finalizers.update(finalizers)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task, shared_task, signals
 from celery.app.trace import reset_worker_optimizations, setup_worker_optimizations
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import ImproperlyConfigured
 
 from celery_redislock import LockConfigError, SingletonMixin, SingletonTask
@@ -133,7 +134,7 @@ def test_annotations_set_options(make_app: AppFactory) -> None:
 def test_wrong_annotation_fails_when_the_app_is_finalized(
     make_app: AppFactory, options: dict[str, Any], message: str
 ) -> None:
-    app = make_app(task_annotations={"*": options})
+    app = make_app(task_annotations={f"{__name__}.sync": options})
 
     @app.task(base=SingletonTask)
     def sync(account: int) -> None: ...
@@ -684,7 +685,10 @@ def test_setting_that_switches_locks_off_gives_way_to_a_task_that_wants_its_lock
 def start_worker(app: Celery) -> None:
     """The part of it that is ours."""
     [step] = [step for step in app.steps["worker"] if step.__name__ == "RedisLockStep"]
-    step(SimpleNamespace(app=app)).create(SimpleNamespace(app=app))
+    worker = SimpleNamespace(app=app, pool_cls=SoloPool)
+    ours = step(worker)
+    ours.create(worker)
+    ours.start(worker)
 
 
 @pytest.fixture

@@ -100,6 +100,16 @@ def test_retrying_call_keeps_everything_of_its_message(sync: Any, worker: InProc
     assert (after["id"], after["retries"], after["tenant"]) == (sent.id, 1, "acme")
 
 
+def test_copy_of_a_call_without_a_parent_has_none(sync: Any, worker: InProcessWorker, hold: Hold) -> None:
+    """Celery would put the running task there, the call itself."""
+    hold(sync.lock_key_for(1))
+    sync.apply_async((1,), lock_on_conflict="retry")
+    for _ in range(3):
+        message = worker.take()
+        assert message.headers["parent_id"] is None
+        worker.run(message)
+
+
 def test_waiting_never_uses_up_max_retries(
     sync: Any, worker: InProcessWorker, hold: Hold, redis: Any, ran: Any
 ) -> None:

@@ -165,6 +165,25 @@ def test_receiver_that_raises_changes_nothing(
         assert not redis.exists(sync.lock_key_for(1))
 
 
+def test_log_handler_that_raises_changes_nothing_and_keeps_no_receiver_from_hearing(
+    sync: Any, worker: InProcessWorker, hold: Hold, heard: Any, log: pytest.LogCaptureFixture
+) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("a bug")
+
+    logger, broken = logging.getLogger("celery_redislock.events"), Broken()
+    hold(sync.lock_key_for(1))
+    logger.addHandler(broken)
+    try:
+        result = sync.delay(1)
+        worker.run()
+    finally:
+        logger.removeHandler(broken)
+    assert result.get() == "skipped"
+    assert [name for name, _ in heard] == ["lock_conflict"]
+
+
 def test_receiver_may_listen_to_one_task_only(app: Celery, worker: InProcessWorker) -> None:
     seen = []
 

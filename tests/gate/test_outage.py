@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 
 from celery_redislock import LockConflict, LockUnavailable, SingletonTask, denied, gate
@@ -167,6 +169,42 @@ def test_store_that_stops_during_the_run_leaves_the_result_alone(
     assert (results[0].get(), type(results[1].result)) == ("ran", ZeroDivisionError)
     releases = [fields for name, fields in heard if name == "lock_unavailable"]
     assert [(fields["operation"], fields["policy"]) for fields in releases] == [("release", "warn")] * 2
+
+
+class SoftLimit(logging.Handler):
+    """Strikes, twice, where the gate says that it could not release."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self.left = 2
+        self.then = then
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.left and "could not release" in record.getMessage():
+            self.left -= 1
+            if not self.left:
+                self.then()
+            raise SoftTimeLimitExceeded
+
+
+def test_soft_limits_that_interrupt_both_releases_leave_it_to_the_end_of_the_task(
+    app: Celery, worker: InProcessWorker, lock_server: EmbeddedServer, log: pytest.LogCaptureFixture
+) -> None:
+    @app.task(base=SingletonTask)
+    def sync(account: int) -> None:
+        lock_server.pause()
+
+    logger, limit = logging.getLogger("celery_redislock.events"), SoftLimit(lock_server.resume)
+    logger.addHandler(limit)
+    try:
+        result = sync.delay(1)
+        worker.run()
+    finally:
+        logger.removeHandler(limit)
+    assert limit.left == 0
+    assert type(result.result) is SoftTimeLimitExceeded
+    assert "ended without giving up" in log.text
+    assert lock_server.command("EXISTS", sync.lock_key_for(1)) == b"0"
 
 
 # --- no broker either

@@ -111,7 +111,7 @@ def lines(store: LockStore, path: str, prepare: Callable[[], object]) -> None:
         check(lock)
     print(number - 1, "lines", check.waited, "late", dict(where), file=sys.stderr)
     assert where["redis.py"] > 50
-    assert where["runtime.py"] > 30
+    assert where["run.py"] > 30
     assert where["connection.py"] > 20
 
 

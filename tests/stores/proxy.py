@@ -12,6 +12,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from hashlib import sha1
+from importlib.resources import files
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -19,6 +21,17 @@ from celery_redislock.testing import EmbeddedServer
 from tests.local_nodes.waiting import wait_until
 
 PATIENCE = 60.0
+SCRIPTS: dict[str, str] = {}
+"""The scripts' names, by their source and by its hash."""
+for _name in ("acquire", "renew", "release"):
+    _source = (files("celery_redislock.stores") / "lua" / f"{_name}.lua").read_bytes()
+    SCRIPTS[_source.decode()] = SCRIPTS[sha1(_source, usedforsecurity=False).hexdigest()] = _name
+
+
+def role(words: list[str]) -> str:
+    """The name of the script that is called, however it is called, else the command itself."""
+    name = words[0].upper()
+    return SCRIPTS[words[1]] if name in {"EVAL", "EVALSHA"} else name
 
 
 class Action(Enum):
@@ -77,7 +90,7 @@ class Fault:
         self.gate.set()
 
     def takes(self, words: list[str]) -> bool:
-        if words[0].upper() != self.name or not any(self.about in word for word in words[1:] or [""]):
+        if role(words) != self.name or not any(self.about in word for word in words):
             return False
         self.matched += 1
         if self.matched < self.first or self.consumed >= self.times > 0:
@@ -109,8 +122,8 @@ class Proxy:
     def fault(
         self, name: str, action: Action, *, first: int = 1, times: int = 1, about: str = "", garbage: bytes = b""
     ) -> Fault:
-        """Let ``action`` happen to the ``first`` command of this name that mentions ``about``, and the next ones."""
-        fault = Fault(name.upper(), action, first, times, about, garbage)
+        """Let ``action`` happen to the ``first`` command of this `role` that mentions ``about``, and the next ones."""
+        fault = Fault(name, action, first, times, about, garbage)
         with self._lock:
             self._faults.append(fault)
         return fault
@@ -131,9 +144,9 @@ class Proxy:
                     client.shutdown(socket.SHUT_RDWR)
 
     def commands(self, name: str, about: str) -> list[Seen]:
-        """The commands of this name, with a word that contains ``about``, that have come so far."""
+        """The commands of this `role`, with a word that contains ``about``, that have come so far."""
         with self._lock:
-            named = [seen for seen in self.seen if seen.words[0].upper() == name]
+            named = [seen for seen in self.seen if role(seen.words) == name]
         return [seen for seen in named if any(about in word for word in seen.words)]
 
     # --- serving

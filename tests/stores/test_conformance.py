@@ -19,6 +19,8 @@ from tests.stores.harness import MemorySubject, ServerSubject
 
 
 class TestMemory(StoreConformance):
+    rounds = 500
+
     @pytest.fixture
     def subject(self) -> MemorySubject:
         return MemorySubject()
@@ -66,7 +68,7 @@ def test_the_suite_passes_without_hiredis_too(tmp_path: Path) -> None:
         pytest.skip("there is no hiredis here: all the other tests are this test")
     (tmp_path / "no_hiredis.py").write_text("import sys\n\nsys.modules['hiredis'] = None\n")
     args = ["-q", "-p", "no_hiredis", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=-p no:valkey"]
-    args += ["-k", "parser or (TestValkeyOverTcp and not fork and not threads_exclude)"]
+    args += ["-k", "parser or (TestValkeyOverTcp and (renewal or denied or inspect or foreign or type or flush))"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/stores/test_conformance.py", *args],
         cwd=ROOT,

@@ -25,6 +25,7 @@ GOLDEN = {  # names and fields stay within a major version; fields may be added
     "lock_lost": {"task", "key", "task_id", "reason", "fence"},
     "lock_recovered": {"task", "key", "task_id", "fence"},
     "lock_renewal_late": {"task", "key", "task_id", "late"},
+    "lock_orphaned": {"task", "key", "task_id", "fence", "pid"},
     "lock_unavailable": {"task", "key", "task_id", "operation", "policy", "reason"},
 }
 each_name = pytest.mark.parametrize("name", sorted(EVENTS))

@@ -150,6 +150,42 @@ def test_a_lease_that_ends_because_of_max_hold_says_so() -> None:
     assert held.check(130.0) == Change(Loss.MAX_HOLD)
 
 
+# --- what the main process says to a pool process
+
+
+def test_a_renewal_by_the_main_process_counts_until_the_deadline_that_it_names() -> None:
+    held = hold()
+    assert held.renewed_until(150.0, now=125.0) is None
+    assert held.deadline == 150.0
+    assert held.check(149.9) is None
+    assert held.check(150.0) == Change(Loss.EXPIRED)
+    assert held.renewed_until(160.0, now=155.0) == Change(None)
+
+
+def test_old_news_from_the_main_process_do_not_make_a_lease_held() -> None:
+    held = hold()
+    held.check(130.0)
+    assert held.renewed_until(140.0, now=141.0) is None, "this process was starved, and reads what has piled up"
+    assert held.loss is Loss.EXPIRED
+
+
+def test_old_news_from_the_main_process_do_not_make_a_lease_lost_while_newer_ones_may_be_behind_them() -> None:
+    held = hold()
+    assert held.renewed_until(140.0, now=165.0) is None
+    assert held.renewed_until(170.0, now=165.0) is None
+    assert held.check(165.0) is None
+
+
+def test_a_loss_that_the_main_process_tells_is_final_if_it_says_so() -> None:
+    held = hold()
+    assert held.lost(Loss.UNREACHABLE, final=False) == Change(Loss.UNREACHABLE)
+    assert held.renewed_until(150.0, now=125.0) == Change(None)
+    assert held.lost(Loss.TAKEN, final=True) == Change(Loss.TAKEN)
+    assert held.renewed_until(160.0, now=126.0) is None
+    assert held.lost(Loss.ORPHANED, final=True) is None, "told once"
+    assert (held.loss, held.final, held.due) == (Loss.TAKEN, True, inf)
+
+
 def test_losses_have_the_names_that_events_tell() -> None:
     assert {str(loss) for loss in Loss} == {"taken", "missing", "unreachable", "expired", "max_hold", "orphaned"}
 

@@ -20,6 +20,7 @@ from celery_redislock.observe.events import (
     Event,
     LockAcquired,
     LockConflicted,
+    LockOrphaned,
     LockOutage,
     LockRecovered,
     LockReleased,
@@ -64,6 +65,11 @@ EXAMPLES: list[tuple[Event, int, str]] = [
         RenewalLate(**ABOUT, late=4.56),
         logging.WARNING,
         "proj.sync[8c1f] renews redislock:{proj.sync}:v1-0 4.6 s late: this process was starved",
+    ),
+    (
+        LockOrphaned(**ABOUT, fence=17, pid=4711),
+        logging.WARNING,
+        "proj.sync[8c1f] gave up redislock:{proj.sync}:v1-0: pid 4711, which ran it, has died",
     ),
     (
         LockOutage(**ABOUT, operation="acquire", policy="come_back", reason="TimeoutError"),
@@ -188,7 +194,7 @@ def test_no_token_and_no_nonce_gets_into_a_line(caplog: pytest.LogCaptureFixture
     [
         (logging.DEBUG, set(EVENTS)),
         (logging.INFO, set(EVENTS) - {"lock_acquired", "lock_released"}),
-        (logging.WARNING, {"lock_lost", "lock_recovered", "lock_renewal_late", "lock_unavailable"}),
+        (logging.WARNING, {"lock_lost", "lock_recovered", "lock_renewal_late", "lock_orphaned", "lock_unavailable"}),
         (logging.ERROR, set()),
     ],
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from celery import shared_task
@@ -12,12 +13,24 @@ from celery.worker.request import Request
 from celery.worker.strategy import default as default_strategy
 
 from celery_redislock import SingletonTask
-from tests.local_nodes.recorder import Recorder
+from celery_redislock.signals import lock_conflict
+from tests.local_nodes.recorder import URL, Recorder
 
 SKIPPED = 1000
 """What a skipped member counts for."""
 
 singleton = {"bind": True, "base": SingletonTask, "lock_on": ["key"], "lock_skip_result": SKIPPED, "lock_wait": 60}
+
+
+@lock_conflict.connect(weak=False)
+def note_conflict(sender: str, key: str, policy: str, **_: Any) -> None:
+    if URL in os.environ:  # in a worker
+        Recorder.from_env().redis.rpush(f"conflicts:{key}", policy)
+
+
+def conflicts(recorder: Recorder, lock_key: str) -> list[str]:
+    """What calls that were denied this lock have done, one after the other."""
+    return list(recorder.redis.lrange(f"conflicts:{lock_key}", 0, -1))
 
 
 def total(numbers: Any) -> int:

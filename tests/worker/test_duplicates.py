@@ -77,7 +77,7 @@ def test_no_key_is_ever_without_a_ttl_and_none_stays(
     lock_app: Celery, workers: WorkerFactory, server: EmbeddedServer, recorder: Recorder
 ) -> None:
     two_workers(workers, "prefork", 2)
-    results = [job.delay(f"k{n % 5}", 0.05) for n in range(60)]
+    results = [job.delay(f"k{n % 5}", 0.3) for n in range(60)]
     seen = 0
     while not all(result.ready() for result in results):
         for key in lock_app.backend.client.scan_iter("redislock:*"):

@@ -87,7 +87,7 @@ def test_work_that_is_done_keeps_its_result_when_the_release_fails(
     if how == "stopped":  # what was in its memory is gone
         assert job.delay("k").get(timeout=TIMEOUT) == "ran"
     else:  # it executes what was sent to it
-        wait_until(lambda: job.delay("k").get(timeout=TIMEOUT) == "ran", "the lock to be free")
+        wait_until(lambda: job.delay("k").get(timeout=TIMEOUT) == "ran", "the lock to be free", timeout=10)
     assert recorder.max_overlap("k") == 1
 
 
