@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from celery_redislock.errors import LockLost
-from celery_redislock.keeper.plan import Hold
+from celery_redislock.keeper.plan import Hold, Loss
 from celery_redislock.lease import Lease
 from celery_redislock.stores.base import LockStore
 
@@ -74,13 +74,14 @@ class HeldLock:
             LockLost: The lease is gone.
             LockUnavailable: The store could not be asked.
         """
+        loss = self._hold.loss
+        reason = loss.value if loss is not None else "missing"
         if not self._hold.final:
             seen = self._store.inspect(self.key)
             if seen is not None and seen.holder.value == self.token:
                 return
-            reason = "missing" if seen is None else "taken"
-        else:
-            reason = str(self._hold.loss.value) if self._hold.loss else "missing"
+            if loss is not Loss.MAX_HOLD:
+                reason = "missing" if seen is None else "taken"
         raise LockLost(
             f"{self._owner}: the lease on {self.key} is gone ({reason}); another run may have started", self.key, reason
         )

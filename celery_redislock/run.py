@@ -204,6 +204,8 @@ class LockRun:
         except LockUnavailable as error:
             released = None
             self.outage("release", "warn", error)
+            if self._hold is not None:  # or calls would be denied for the rest of the TTL, and nobody running
+                self._runtime.keeper.release_later(self._release(finished), self._hold.deadline)
         except SoftTimeLimitExceeded:
             raise
         except Exception:

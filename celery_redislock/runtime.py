@@ -112,7 +112,8 @@ class Runtime:
     def open_gateway(self) -> None:
         """Before a prefork pool is forked: from now on its processes have their leases kept alive by this one."""
         if self._gateway is None and isinstance(self.keeper, Keeper):
-            self._gateway = Gateway(self.keeper.hold, self.keeper.drop, self._orphaned)
+            keeper = self.keeper
+            self._gateway = Gateway(keeper.hold, keeper.drop, self._orphaned, keeper.release_later)
 
     def attend_gateway(self) -> None:
         """Start to listen; after the pool was forked, so that most of it is forked while there is one thread."""
@@ -129,11 +130,22 @@ class Runtime:
 
     def _orphaned(self, hold: Hold) -> None:
         owner: Remote = hold.owner
-        self.emit(LockOrphaned(**owner.about, fence=owner.fence, pid=owner.child.pid))
+        release = Release(hold.lease)
         try:
-            self.store.release(Release(hold.lease))
+            owned = self.store.release(release).owned
         except LockUnavailable as error:
+            owned = True
             self.emit(LockOutage(**owner.about, operation="release", policy="warn", reason=str(error)))
+            self.keeper.release_later(release, hold.deadline)
+        if owned:
+            self.emit(LockOrphaned(**owner.about, fence=owner.fence, pid=owner.child.pid))
+
+    def check_store(self) -> None:
+        """Ask the store something harmless, and warn if it can't be used."""
+        try:
+            self.store.inspect(KeyScheme(self.settings.prefix, "-").lock("check"))
+        except LockUnavailable as error:
+            logger.warning("%s (%s): calls will meet lock_on_outage", error, self.settings.url_setting)
 
     # --- a lock outside of the gate
 
@@ -155,7 +167,7 @@ class Runtime:
         scheme = KeyScheme(self.settings.prefix, name)
         task = current_task
         task_id = str(task.request.id) if task and task.request.id else "-"
-        run = LockRun(self, "-", options, scheme, scheme.lock("lock"), Identity(task_id, 0, None))
+        run = LockRun(self, "-", options, scheme, scheme.lock("lock"), Identity(task_id, 0, socket.gethostname()))
         try:
             try:
                 yield run.take_within(options.wait)

@@ -11,6 +11,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.states import SUCCESS
 
 from celery_redislock.errors import LockConfigError
+from celery_redislock.keeper.native import start_thread
 from celery_redislock.run import MARK
 from celery_redislock.runtime import Runtime
 
@@ -58,6 +59,9 @@ class RedisLockStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Listen to the pool's processes."""
         if (runtime := Runtime.peek(worker.app)) is not None:
             runtime.attend_gateway()
+            start_thread(
+                runtime.check_store
+            )  # not waited for: a store that is away must not keep the worker from starting
 
 
 def install(app: Any) -> None:

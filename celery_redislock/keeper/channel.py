@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from math import ceil, inf
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,7 @@ from typing import Any, Final
 from celery_redislock.keeper.native import start_thread
 from celery_redislock.keeper.plan import Change, Hold, Loss
 from celery_redislock.lease import Lease, Renewal
+from celery_redislock.stores.base import Release
 
 __all__ = ["ChildKeeper", "Gateway", "Remote", "is_dead", "process_start"]
 
@@ -139,12 +141,17 @@ class Gateway:
         hold: Called with each hold that a child announces.
         drop: Called with each hold that a child gives up, or has left behind.
         orphaned: Called with each hold whose process is dead; its lease is to be released.
+        release_later: Called with what a child could not release, and until when that matters.
     """
 
     def __init__(
-        self, hold: Callable[[Hold], None], drop: Callable[[Hold], None], orphaned: Callable[[Hold], None]
+        self,
+        hold: Callable[[Hold], None],
+        drop: Callable[[Hold], None],
+        orphaned: Callable[[Hold], None],
+        release_later: Callable[[Release, float], None],
     ) -> None:
-        self._hold, self._drop, self._orphaned = hold, drop, orphaned
+        self._hold, self._drop, self._orphaned, self._release_later = hold, drop, orphaned, release_later
         self._door, self.entrance = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._bell_in, self._bell_out = socket.socketpair()
         for sock in (self._door, self._bell_in, self._bell_out):
@@ -214,6 +221,9 @@ class Gateway:
         if token := message.get("dropped"):
             if hold := child.holds.pop(token, None):
                 self._drop(hold)
+            return
+        if release := message.get("release"):
+            self._release_later(Release(**{**release, "lease": Lease(**release["lease"])}), message["until"])
             return
         held = message["held"]
         lease = Lease(held["key"], held["token"], held["ttl"])
@@ -289,27 +299,30 @@ class ChildKeeper:
     def hold(self, hold: Hold) -> None:
         """Have this lease kept alive from now on."""
         self._holds[hold.lease.token] = hold
-        if self._alone is not None:
+        if not self._said({"held": _described(hold)}):
             self._alone.hold(hold)
-            return
-        try:
-            self._send({"held": _described(hold)})
-        except OSError as error:
-            self._go_alone(f"{type(error).__name__}: {error}")
 
     def drop(self, hold: Hold) -> None:
         """Forget this lease; harmless if it is not held."""
-        if self._holds.pop(hold.lease.token, None) is None and self._alone is None:
-            return
-        if self._alone is not None:
+        known = self._holds.pop(hold.lease.token, None)
+        if known is not None and not self._said({"dropped": hold.lease.token}):
             self._alone.drop(hold)
-            return
-        try:
-            self._send({"dropped": hold.lease.token})
-        except OSError as error:
-            self._go_alone(f"{type(error).__name__}: {error}")
+
+    def release_later(self, release: Release, until: float) -> None:
+        """See `Keeper.release_later`: main does it, for this process may end first."""
+        if not self._said({"release": asdict(release), "until": until}):
+            self._alone.release_later(release, until)
 
     # --- the channel
+
+    def _said(self, message: dict[str, Any]) -> bool:
+        """Tell main; False: it can't be told, and this process looks after its leases itself."""
+        if self._alone is None:
+            try:
+                self._send(message)
+            except OSError as error:
+                self._go_alone(f"{type(error).__name__}: {error}")
+        return self._alone is None
 
     def _send(self, message: dict[str, Any]) -> None:
         sock = self._sock or self._connect()
@@ -336,10 +349,15 @@ class ChildKeeper:
         poll.register(sock, select.POLLIN)
         while self._alone is None:
             asked = time.monotonic()
-            deadline = min((hold.deadline for hold in self.holds() if hold.loss is None), default=inf)
-            wait = max(0.0, min(deadline - asked, SEND_TIMEOUT))
+            deadlines = [hold.deadline for hold in self.holds() if hold.loss is None]
+            wait = max(0.0, min(min(deadlines, default=inf) - asked, SEND_TIMEOUT))
+            if deadlines:
+                wait = min(wait, WATCH)
             if not poll.poll(_milliseconds(wait)):
                 # Not "now": a body that holds the GIL may have kept this thread waiting since, and news may have come.
+                if any(hold.neglected(asked + wait) for hold in self.holds()):
+                    self._go_alone("it has missed a renewal")
+                    return
                 for hold in self.holds():
                     if self._still_holds(hold):
                         self._tell(hold, hold.check(asked + wait))
@@ -388,10 +406,11 @@ class ChildKeeper:
         with self._lock:
             if self._alone is None:
                 logger.warning("no channel to the worker's main process (%s): renewing in the child from now on", why)
-                alone = self._make_alone()
+                self._alone = self._make_alone()  # first: who comes from now on goes to it by himself
                 for hold in self.holds():
-                    alone.hold(hold)
-                self._alone = alone
+                    self._alone.hold(hold)
+                if self._sock is not None:
+                    self._sock.close()
 
 
 def _described(hold: Hold) -> dict[str, Any]:

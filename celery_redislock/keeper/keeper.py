@@ -15,14 +15,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.keeper.channel import Gateway
 from celery_redislock.keeper.native import WakeUp, start_thread
 from celery_redislock.keeper.plan import Change, Hold, due, next_time
 from celery_redislock.lease import Renewal
-from celery_redislock.stores.base import LockStore
+from celery_redislock.stores.base import LockStore, Release
 
 __all__ = ["Keeper"]
 
@@ -33,7 +35,20 @@ LATE: Final = 1 / 3
 PAUSE_AFTER_A_BUG: Final = 1.0
 SHORTEST_TIMEOUT: Final = 0.05
 
+RELEASE_PAUSE: Final = 0.5
+"""Pause before a release that has failed is tried again, s."""
+
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class _Unreleased:
+    """A release that has failed: until when it matters, until when the key is to stay, and when to try again."""
+
+    release: Release
+    until: float
+    keep_until: float
+    again: float
 
 
 class Keeper:
@@ -65,6 +80,7 @@ class Keeper:
 
     def _start_over(self) -> None:
         self._holds: dict[str, Hold] = {}
+        self._unreleased: dict[str, _Unreleased] = {}
         self._lives = False
         self._vacancy: list[None] = [None]  # whoever pops it is the thread; a pop is atomic
         self._bell: WakeUp | Gateway = WakeUp()
@@ -84,6 +100,20 @@ class Keeper:
     def drop(self, hold: Hold) -> None:
         """Forget this lease; harmless if it is not held."""
         self._holds.pop(hold.lease.token, None)
+
+    def release_later(self, release: Release, until: float) -> None:
+        """Go on trying to give up a lease whose release has failed, until it ends by itself.
+
+        Args:
+            release: What could not be done; `Release.keep` counts from now.
+            until: The lease's deadline, monotonic s.
+        """
+        now = time.monotonic()
+        self._unreleased[release.lease.token] = _Unreleased(release, until, now + release.keep, now + RELEASE_PAUSE)
+        if not self._lives:
+            start_thread(self._live)
+        elif now + RELEASE_PAUSE < self._wakes_at:
+            self._bell.ring()
 
     def holds(self) -> list[Hold]:
         """Return what is held now."""
@@ -117,10 +147,11 @@ class Keeper:
             self._renew(time.monotonic())
         finally:
             self._step_down()
+        self._release()
         while True:
-            wakes_at = next_time(self.holds())
+            wakes_at = self._next_time()
             self._wakes_at = wakes_at
-            if next_time(self.holds()) >= wakes_at:  # nobody came in between; later ones ring
+            if self._next_time() >= wakes_at:  # nobody came in between; later ones ring
                 break
         self._bell.sleep(wakes_at - time.monotonic() if wakes_at < inf else inf)
         self._wakes_at = -inf
@@ -148,6 +179,23 @@ class Keeper:
         for hold in self.holds():
             if self._still_holds(hold):
                 self._tell(hold, hold.check(now))
+
+    def _next_time(self) -> float:
+        return min(next_time(self.holds()), min((late.again for late in list(self._unreleased.values())), default=inf))
+
+    def _release(self) -> None:
+        """Repeat the releases that have failed; no further than to the first one that fails again."""
+        for token, late in list(self._unreleased.items()):
+            now = time.monotonic()
+            if now >= late.until:
+                del self._unreleased[token]
+            elif now >= late.again:
+                try:
+                    self._store.release(replace(late.release, keep=max(0.0, late.keep_until - now)))
+                except LockUnavailable:
+                    late.again = time.monotonic() + RELEASE_PAUSE
+                    return
+                self._unreleased.pop(token, None)
 
     def _still_holds(self, hold: Hold) -> bool:
         # looked at before the hold is told, not after: what it has been told, somebody has to hear

@@ -78,6 +78,11 @@ class Hold:
             self.due = inf
         return self.due <= now
 
+    def neglected(self, now: float) -> bool:
+        """Whether somebody else should have renewed it by now, and has not even tried."""
+        late = now >= self.deadline - self.lease.ttl / (2 * RENEW_AT)
+        return late and self.renew and self.loss is None and now < self._stop and not self._asked
+
     def lateness(self, now: float) -> float:
         """How long the next renewal has been overdue, s."""
         return max(0.0, now - self.due)

@@ -33,6 +33,8 @@ BATCH: Final = 500
 """Renewals in one round trip: from there on larger batches gain nothing, and the server is kept from others longer."""
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.5
+IDLE: Final = 0.05
+"""How long a connection may have been idle, s, before it is looked at before use: a busy worker pays nothing for it."""
 _TROUBLE: Final = (RedisError, OSError, ValueError)
 """What trouble with a server looks like. ValueError: redis-py's own parser, where something else than Redis answers."""
 
@@ -83,7 +85,7 @@ class RedisStore:
         self._pool = pool
         self._timeout = timeout
         self._pid = os.getpid()
-        self._idle: deque[Any] = deque()
+        self._idle: deque[tuple[Any, float]] = deque()  # and since when; those that are closed on the left, since never
         self._keepers: Any = None
         self._always_eval = False
 
@@ -213,7 +215,7 @@ class RedisStore:
                 self._hang_up()
                 left = end - time.monotonic() - pause
                 if isinstance(error, AuthenticationError) or left < self.try_timeout(self._timeout):
-                    raise LockUnavailable(f"the lock store did not answer: {_reason(error)}") from error
+                    raise LockUnavailable(f"the lock store can't be used: {_reason(error)}") from error
                 if again is not None:
                     packed, again = again(), None
             time.sleep(pause * random.uniform(0.5, 1))
@@ -229,12 +231,11 @@ class RedisStore:
             answered = True
         finally:
             if answered:
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
             elif sent:
                 suspects.append(connection)
             else:
-                connection.disconnect()
-                self._idle.appendleft(connection)
+                self._put_away(connection)
         for answer in answers:
             if isinstance(answer, ResponseError) and not _is_foreign(answer):
                 if not isinstance(answer, NoScriptError):
@@ -254,8 +255,7 @@ class RedisStore:
 
     def _discard(self, suspects: list[Any]) -> None:
         for connection in suspects:
-            connection.disconnect()
-            self._idle.appendleft(connection)
+            self._put_away(connection)
 
     # --- renewals
 
@@ -279,21 +279,25 @@ class RedisStore:
 
     def _take(self) -> Any:
         try:
-            return self._idle.pop()
+            connection, since = self._idle.pop()
         except IndexError:
             return self._pool.make_connection()
+        if time.monotonic() - since > IDLE and _has_news(connection):
+            connection.disconnect()  # nobody could tell whether what is sent on it now was executed
+        return connection
+
+    def _put_away(self, connection: Any) -> None:
+        connection.disconnect()
+        self._idle.appendleft((connection, inf))
 
     def _hang_up(self) -> None:
         """Close the idle connections: where one has failed, the others have most likely died of the same."""
-        hung_up = []
-        while True:
+        for _ in range(len(self._idle)):
             try:
-                connection = self._idle.pop()
+                connection, _since = self._idle.pop()
             except IndexError:
                 break
-            connection.disconnect()
-            hung_up.append(connection)
-        self._idle.extend(hung_up)
+            self._put_away(connection)
 
     def _check_pid(self) -> None:
         if self._pid != os.getpid():
@@ -301,6 +305,14 @@ class RedisStore:
             self._pid = os.getpid()
             self._idle, self._keepers = deque(), None
             self._pool.reset()
+
+
+def _has_news(connection: Any) -> bool:
+    """Tell whether an idle connection has something to read: nothing but its end, for no reply is outstanding."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except _TROUBLE:
+        return True
 
 
 def _read(connection: Any) -> Any:

@@ -173,6 +173,11 @@ def foreign_token(task_id: str = "someone-else") -> str:
     return Token.new(task_id, 0, "w@elsewhere", 1, 1).encode()
 
 
+def ttl(redis: Any, key: str) -> int:
+    """What is left of a lease, to the nearest ten seconds: a slow machine changes nothing."""
+    return round(redis.pttl(key) / 10_000) * 10
+
+
 Hold = Callable[..., str]
 
 

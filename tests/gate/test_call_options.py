@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, chain, chord, group, signature
 
 from celery_redislock import LockConfigError, LockConflict, SingletonTask
-from tests.gate.conftest import Hold, InProcessWorker
+from tests.gate.conftest import Hold, InProcessWorker, ttl
 from tests.gate.test_declaration import WRONG
 
 TTL = {"lock_ttl": 100}
@@ -22,7 +22,7 @@ def sync(app: Celery, redis: Any) -> Any:
 
     @app.task(base=SingletonTask, bind=True, lock_skip_result="skipped")
     def sync(self: Any, account: Any, full: bool = False) -> Any:
-        return [self.lock.key, round(redis.pttl(self.lock.key) / 1000)]
+        return [self.lock.key, ttl(redis, self.lock.key)]
 
     return sync
 
@@ -67,8 +67,8 @@ def test_options_travel_in_canvases(app: Celery, sync: Any, worker: InProcessWor
     assert in_chain.get()[1] == 100
     assert in_chain.parent.get()[1] == 100
     assert in_chain.parent.parent.get()[1] == 30
-    assert [ttl for _, ttl in in_group.get()] == [100] * 3
-    assert [ttl for _, ttl in in_replaced.get()] == [100] * 2
+    assert [seconds for _, seconds in in_group.get()] == [100] * 3
+    assert [seconds for _, seconds in in_replaced.get()] == [100] * 2
     assert linked.get()[1] == 30
     assert linked.children[0].get()[1] == 100
 
@@ -76,7 +76,7 @@ def test_options_travel_in_canvases(app: Celery, sync: Any, worker: InProcessWor
 def test_options_of_a_group_count_for_each_member(sync: Any, worker: InProcessWorker) -> None:
     result = group(sync.s(n) for n in range(3)).apply_async(**TTL)
     worker.run_all()
-    assert [ttl for _, ttl in result.get()] == [100] * 3
+    assert [seconds for _, seconds in result.get()] == [100] * 3
 
 
 def test_options_of_the_task_give_way_to_those_of_the_call(app: Celery, worker: InProcessWorker) -> None:
@@ -130,7 +130,7 @@ def test_options_survive_retries_and_new_ones_are_added(app: Celery, worker: InP
 
     @app.task(base=SingletonTask, bind=True, max_retries=5)
     def sync(self: Any, account: int, full: bool = False) -> None:
-        seen.append((self.lock.key.rpartition("}:")[2], round(redis.pttl(self.lock.key) / 1000)))
+        seen.append((self.lock.key.rpartition("}:")[2], ttl(redis, self.lock.key)))
         retries = self.request.retries
         if retries == 0:
             raise self.retry(countdown=0)

@@ -96,7 +96,7 @@ def test_redelivered_copy_tells_that_it_comes_back(sync: Any, worker: InProcessW
 def test_lock_that_is_lost_while_the_body_runs_is_told_once(
     app: Celery, worker: InProcessWorker, redis: Any, heard: Any
 ) -> None:
-    @app.task(base=SingletonTask, bind=True, lock_ttl=0.5)
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1.5)
     def sync(self: Any) -> float:
         redis.delete(self.lock.key)
         wait_until(lambda: not self.lock.held, "the loss")

@@ -14,7 +14,7 @@ from celery import Celery
 from celery_redislock import LockConfigError, LockConflict, LockLost, LockUnavailable, SingletonTask, current_lock
 from celery_redislock.runtime import Runtime
 from celery_redislock.testing import EmbeddedServer
-from tests.gate.conftest import AppFactory, Hold, InProcessWorker
+from tests.gate.conftest import AppFactory, Hold, InProcessWorker, ttl
 from tests.local_nodes.waiting import wait_until
 
 KEY = "redislock:{migration}:lock"
@@ -26,13 +26,13 @@ def runtime(app: Celery) -> Runtime:
 
 
 def test_section_holds_the_lock_and_gives_it_up(runtime: Runtime, redis: Any, heard: Any) -> None:
-    with runtime.lock("migration", ttl=5) as lock:
+    with runtime.lock("migration", ttl=100) as lock:
         assert lock.key == KEY
         assert redis.get(KEY) == lock.token
-        assert 4000 < redis.pttl(KEY) <= 5000
+        assert ttl(redis, KEY) == 100
         assert lock is current_lock()
         lock.ensure_held()
-        assert 0 < lock.remaining() <= 5
+        assert 50 < lock.remaining() <= 100
     assert not redis.exists(KEY)
     assert current_lock() is None
     assert (lock.held, lock.remaining()) == (False, 0.0)
@@ -70,8 +70,8 @@ def test_section_waits_for_the_lock_as_long_as_it_is_told(runtime: Runtime, hold
 
 
 def test_section_longer_than_its_ttl_keeps_the_lock(runtime: Runtime, redis: Any) -> None:
-    with runtime.lock("migration", ttl=0.5) as lock:
-        end = time.monotonic() + 1.5
+    with runtime.lock("migration", ttl=1) as lock:
+        end = time.monotonic() + 2.2
         while time.monotonic() < end:
             assert redis.get(KEY) == lock.token
             time.sleep(0.02)
@@ -82,7 +82,7 @@ def test_section_longer_than_its_ttl_keeps_the_lock(runtime: Runtime, redis: Any
 def test_section_whose_lock_was_taken_away_is_told_and_leaves_it_alone(
     runtime: Runtime, redis: Any, hold: Hold, heard: Any
 ) -> None:
-    with runtime.lock("migration", ttl=0.6) as lock:
+    with runtime.lock("migration", ttl=1.5) as lock:
         redis.delete(KEY)
         token = hold(KEY)
         wait_until(lambda: not lock.held, "the loss")
@@ -187,10 +187,10 @@ def test_store_that_is_away_is_an_error_within_the_timeout(
     make_app: AppFactory, make_server: type[EmbeddedServer]
 ) -> None:
     server = make_server()
-    runtime = Runtime.of(make_app(redislock_url=server.url, redislock_timeout=0.3))
+    runtime = Runtime.of(make_app(redislock_url=server.url, redislock_timeout=0.6))
     server.stop()
     start = time.monotonic()
-    with pytest.raises(LockUnavailable, match="the lock store did not answer"), runtime.lock("migration", wait=60):
+    with pytest.raises(LockUnavailable, match="the lock store can't be used"), runtime.lock("migration", wait=60):
         pytest.fail("it could not be asked")
     assert time.monotonic() - start < 5
 
@@ -199,7 +199,7 @@ def test_store_that_is_away_at_the_end_does_not_change_what_the_section_has_done
     make_app: AppFactory, make_server: type[EmbeddedServer], heard: Any
 ) -> None:
     server = make_server()
-    runtime = Runtime.of(make_app(redislock_url=server.url, redislock_timeout=0.3))
+    runtime = Runtime.of(make_app(redislock_url=server.url, redislock_timeout=0.6))
     with runtime.lock("migration"):
         server.stop()
     name, fields = heard[-1]

@@ -35,7 +35,7 @@ ALL = [
     LockConflict("proj.sync: held", holder=HOLDER, key=KEY),
     LockLost("proj.sync: gone"),
     LockLost("proj.sync: gone", KEY, "taken"),
-    LockUnavailable("the lock store did not answer: TimeoutError"),
+    LockUnavailable("the lock store can't be used: TimeoutError"),
     LockKeyError("proj.sync: argument 'x' has no stable form"),
     LockConfigError("proj.sync: lock_ttl=0 is too short"),
     LockConflict("zürich \U0001f512\n", "k", ""),

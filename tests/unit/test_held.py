@@ -47,7 +47,7 @@ class CountingStore(MemoryStore):
     def inspect(self, key: str) -> Contended | None:
         self.asked += 1
         if not self.reachable:
-            raise LockUnavailable("the lock store did not answer: TimeoutError")
+            raise LockUnavailable("the lock store can't be used: TimeoutError")
         return super().inspect(key)
 
 
