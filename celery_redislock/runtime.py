@@ -58,6 +58,7 @@ class Runtime:
     def __init__(self, settings: Settings, store: LockStore) -> None:
         self.settings = settings
         self.store = store
+        self._orphans = store.sibling()  # used in the keeper's thread
         self.keeper: Keeper | ChildKeeper = self._new_keeper()
         self._log = LogListener()
         self._gateway: Gateway | None = None
@@ -73,6 +74,7 @@ class Runtime:
         Raises:
             LockConfigError: A setting is wrong.
         """
+        app = getattr(app, "_get_current_object", lambda: app)()  # celery.current_app is a proxy
         runtime = _runtimes.get(app)
         if runtime is None:
             with _making:
@@ -106,7 +108,11 @@ class Runtime:
 
     def _new_keeper(self) -> Keeper:
         return Keeper(
-            self.store, self.settings.timeout, self._lease_changed, self._renewal_late, on_answer=self._answered
+            self.store.sibling(),
+            self.settings.timeout,
+            self._lease_changed,
+            self._renewal_late,
+            on_answer=self._answered,
         )
 
     def open_gateway(self) -> None:
@@ -132,7 +138,7 @@ class Runtime:
         owner: Remote = hold.owner
         release = Release(hold.lease)
         try:
-            owned = self.store.release(release).owned
+            owned = self._orphans.release(release).owned
         except LockUnavailable as error:
             owned = True
             self.emit(LockOutage(**owner.about, operation="release", policy="warn", reason=str(error)))

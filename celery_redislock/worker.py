@@ -10,8 +10,8 @@ from celery import bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.states import SUCCESS
 
+from celery_redislock.denied import HEADER
 from celery_redislock.errors import LockConfigError
-from celery_redislock.keeper.native import start_thread
 from celery_redislock.run import MARK
 from celery_redislock.runtime import Runtime
 
@@ -59,9 +59,7 @@ class RedisLockStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Listen to the pool's processes."""
         if (runtime := Runtime.peek(worker.app)) is not None:
             runtime.attend_gateway()
-            start_thread(
-                runtime.check_store
-            )  # not waited for: a store that is away must not keep the worker from starting
+            runtime.check_store()
 
 
 def install(app: Any) -> None:
@@ -75,6 +73,25 @@ def install(app: Any) -> None:
     _installed.add(app)
     app.steps["worker"].add(RedisLockStep)
     signals.task_postrun.connect(_look_after, weak=False, dispatch_uid="celery_redislock.look_after")
+
+
+def _carry_options(
+    sender: str | None = None,
+    headers: dict[str, Any] | None = None,
+    properties: dict[str, Any] | None = None,
+    **_: Any,
+) -> None:
+    """Put the lock options of a call that was sent by name (``app.send_task``, an entry of beat) where they are read.
+
+    The worker validates them: what is raised in here would be swallowed.
+    """
+    stray = [name for name in properties or () if name.startswith("lock_")]
+    if properties is None or headers is None or not stray:
+        return
+    options = {name.removeprefix("lock_"): properties.pop(name) for name in stray}
+    ours = headers.get(HEADER) or {}
+    headers[HEADER] = {**ours, "options": {**options, **(ours.get("options") or {})}}
+    logger.debug("%s was sent by name with %s", sender, ", ".join(stray))
 
 
 def _look_after(task_id: str, task: Any, state: str | None = None, **_: Any) -> None:
@@ -92,3 +109,7 @@ def _look_after(task_id: str, task: Any, state: str | None = None, **_: Any) -> 
             task.name,
             task_id,
         )
+
+
+# At import: whoever sends by name may have bound no task of ours.
+signals.before_task_publish.connect(_carry_options, weak=False, dispatch_uid="celery_redislock.carry_options")

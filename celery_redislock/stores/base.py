@@ -55,8 +55,8 @@ class LockStore(Protocol):
     """Keeps leases.
 
     Each method is bounded in time, and raises nothing but `LockUnavailable` for trouble with the server. All may be
-    called from any thread or greenlet, but for `renew`, which belongs to the keeper's thread. A store that was made
-    before a fork works in the child.
+    called from any thread or greenlet, but for `renew`, which belongs to the keeper's thread; under gevent and eventlet
+    only from one thread of the operating system, see `sibling`. A store that was made before a fork works in the child.
     """
 
     def acquire(self, ask: Ask) -> Grant:
@@ -90,6 +90,13 @@ class LockStore(Protocol):
 
         Raises:
             LockUnavailable: The store could not be asked.
+        """
+        ...
+
+    def sibling(self) -> LockStore:
+        """Return the same store with connections of its own, for a thread that shares none with others.
+
+        Under gevent and eventlet a socket belongs to the operating system's thread that opened it.
         """
         ...
 

@@ -79,6 +79,10 @@ class MemoryStore:
             held = self._get(key, now)
             return None if held is None else Contended(Holder.parse(held), self._values[key][1] - now, now)
 
+    def sibling(self) -> MemoryStore:
+        """See `LockStore.sibling`; there is nothing that may not be shared."""
+        return self
+
     def close(self) -> None:
         """Nothing is open."""
 

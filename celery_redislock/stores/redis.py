@@ -173,6 +173,10 @@ class RedisStore:
         holder = Holder("") if isinstance(value, ResponseError) else _holder(value)
         return Contended(holder, _remaining(pttl), int(now[0]) + int(now[1]) / 1e6)
 
+    def sibling(self) -> RedisStore:
+        """See `LockStore.sibling`."""
+        return RedisStore(self._pool, self._timeout)
+
     def close(self) -> None:
         """See `LockStore.close`."""
         self._hang_up()

@@ -550,6 +550,15 @@ class ServerConformance(StoreConformance):
 
     # --- connections
 
+    def test_an_idle_connection_is_used_again(self, subject: ServerSubject) -> None:
+        lock, mine = Lock(), token()
+        granted(subject.store.acquire(lock.ask(mine)))
+        before = subject.client.info("stats")["total_connections_received"]
+        for _ in range(3):
+            time.sleep(SHORT)
+            assert subject.store.inspect(lock.key) is not None
+        assert subject.client.info("stats")["total_connections_received"] == before
+
     def test_as_many_connections_are_open_as_threads_have_asked(self, subject: ServerSubject) -> None:
         before = clients(subject.server)
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import redis
 
+from celery_redislock.errors import LockUnavailable
 from celery_redislock.keeper import keeper as keeper_module
 from celery_redislock.keeper.keeper import Keeper
 from celery_redislock.keeper.plan import Change, Hold, Loss
-from celery_redislock.lease import Lease, Renewal
+from celery_redislock.lease import Acquired, Lease, Renewal
 from celery_redislock.stores.base import LockStore
 from celery_redislock.stores.connect import make_store
 from celery_redislock.stores.memory import MemoryStore
@@ -199,6 +200,49 @@ def test_a_lease_without_renewal_ends_and_is_told_as_expired(kept: Kept, watch: 
     assert kept.told(lock) == [Loss.EXPIRED]
     wait_until(lambda: not client.exists(lock.key), "the key to go")
     assert len([each for each in watch.commands(lock.key) if each.origin != "lua" and "EVAL" in each.words[0]]) <= 2
+
+
+# --- releases that have failed
+
+
+@pytest.fixture
+def hasty(server: EmbeddedServer) -> Iterator[Kept]:
+    """A keeper whose store gives up soon."""
+    store = make_store(server.url, {}, 0.6)
+    yield Kept(store, timeout=0.6)
+    store.close()
+
+
+@pytest.mark.parametrize("keep", [0.0, 40.0])
+def test_a_release_that_has_failed_is_repeated_until_it_works(hasty: Kept, client: redis.Redis, keep: float) -> None:
+    lock, mine = Lock(), token()
+    wait_until(lambda: isinstance(_tried(lambda: hasty.store.acquire(lock.ask(mine, 60.0))), Acquired), "the lock")
+    client.replicaof("127.0.0.1", 1)  # read-only
+    assert _tried(lambda: hasty.store.release(lock.release(mine, keep))) is None
+    hasty.keeper.release_later(lock.release(mine, keep), time.monotonic() + 60.0)
+    client.replicaof("NO", "ONE")
+    if keep:
+        wait_until(lambda: client.get(lock.key) == b"-" + mine.encode().encode(), "the tombstone")
+        assert 0 < client.pttl(lock.key) <= 40_000
+    else:
+        wait_until(lambda: not client.exists(lock.key), "the key to go")
+
+
+def test_a_failed_release_is_not_repeated_when_its_lease_has_ended(hasty: Kept, client: redis.Redis) -> None:
+    lock, mine = Lock(), token()
+    client.set(lock.key, mine.encode(), px=60_000)
+    client.replicaof("127.0.0.1", 1)
+    hasty.keeper.release_later(lock.release(mine), time.monotonic() + 1.0)
+    wait_until(lambda: not hasty.keeper._unreleased, "the end of the lease")
+    client.replicaof("NO", "ONE")
+    assert client.exists(lock.key), "it was somebody else's by then, for all that is known"
+
+
+def _tried(operation: Callable[[], Any]) -> Any:
+    try:
+        return operation()
+    except LockUnavailable:
+        return None
 
 
 # --- losing

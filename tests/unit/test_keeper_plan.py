@@ -176,6 +176,19 @@ def test_old_news_from_the_main_process_do_not_make_a_lease_lost_while_newer_one
     assert held.check(165.0) is None
 
 
+def test_a_lease_that_the_main_process_has_not_even_tried_to_renew_is_neglected() -> None:
+    held = hold()  # ends at 130
+    assert not held.neglected(124.9)
+    assert held.neglected(125.0), "the last renewal that would be in time is overdue, too"
+    held.unanswered()
+    assert not held.neglected(125.0), "it has tried"
+    assert not hold(renew=False).neglected(129.0)
+    assert not hold(max_hold=20.0).neglected(129.0)
+    lost = hold()
+    lost.check(130.0)
+    assert not lost.neglected(131.0)
+
+
 def test_a_loss_that_the_main_process_tells_is_final_if_it_says_so() -> None:
     held = hold()
     assert held.lost(Loss.UNREACHABLE, final=False) == Change(Loss.UNREACHABLE)

@@ -114,3 +114,22 @@ def test_warm_shutdown_keeps_the_lease_until_the_last_task_has_ended(
     assert recorder.max_overlap("k") == 1
     assert "has lost" not in first.log
     assert job.apply_async(("k",), queue="b").get(timeout=TIMEOUT) == "ran"
+
+
+def test_children_of_a_frozen_main_process_renew_by_themselves(
+    lock_app: Celery, workers: WorkerFactory, recorder: Recorder
+) -> None:
+    first = workers("prefork", 1, queues="a", wait=False)
+    workers("threads", 2, queues="b", wait=False)
+    workers.wait()
+    short_lease.apply_async(("k", 5.0), queue="a")
+    recorder.wait_for_runs("k", 1)
+    main = psutil.Process(first.pid)
+    main.suspend()
+    try:
+        while not recorder.runs("k")[0].left:
+            assert short_lease.apply_async(("k", 0.1), queue="b").get(timeout=TIMEOUT)
+    finally:
+        main.resume()
+    assert recorder.max_overlap("k") == 1
+    first.assert_log_exists("renewing in the child from now on")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from celery_redislock.testing import EmbeddedServer
 from tests.local_nodes.fixtures import WorkerFactory
 from tests.local_nodes.recorder import Recorder
 from tests.local_nodes.waiting import TIMEOUT, wait_until
-from tests.worker.tasks import SKIPPED, job, outage_raise, outage_retry, outage_run, short_lease
+from tests.worker.tasks import SKIPPED, job, outage_raise, outage_retry, outage_run, short_lease, victim
 
 POOLS = ("prefork", "threads", "gevent")
 
@@ -145,3 +147,49 @@ def test_a_restarted_server_is_met_again_without_a_manual_step(
         lock_server.restart()
         assert job.delay(f"k{n}").get(timeout=TIMEOUT) == "ran"
     assert "could not" not in worker.log
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_lease_that_a_restart_has_lost_is_reported_at_the_release(
+    lock_app: Celery, workers: WorkerFactory, recorder: Recorder, lock_server: EmbeddedServer, pool: str
+) -> None:
+    """The body is shorter than a third of the lease: no renewal comes before the release."""
+    worker = workers(pool, 2)
+    first = job.delay("k", 2.0)
+    recorder.wait_for_runs("k", 1)
+    lock_server.restart()
+    second = job.delay("k", 3.0)
+    assert first.get(timeout=TIMEOUT) == "ran"
+    assert second.get(timeout=TIMEOUT) == "ran"
+    worker.assert_log_exists("(taken) before its run ended")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_release_that_failed_is_made_up_for_as_soon_as_the_server_is_back(
+    lock_app: Celery, workers: WorkerFactory, recorder: Recorder, make_server: Any, pool: str
+) -> None:
+    """The server keeps its data, so the lease of 30 s is still there when it comes back."""
+    server = make_server(args=["--appendonly", "yes", "--appendfsync", "always"])
+    worker = workers(pool, 2, conf={"redislock_url": server.url})
+    result = job.delay("k", 1.0)
+    recorder.wait_for_runs("k", 1)
+    server.stop()
+    assert result.get(timeout=TIMEOUT) == "ran"
+    worker.assert_log_exists("could not release")
+    server.start()
+    key = job.lock_key_for("k")
+    wait_until(lambda: server.command("EXISTS", key) == b"0", "the key to go", timeout=10)
+
+
+def test_a_child_that_dies_during_an_outage_frees_its_lock_when_the_server_is_back(
+    lock_app: Celery, workers: WorkerFactory, recorder: Recorder, lock_server: EmbeddedServer
+) -> None:
+    worker = workers("prefork", 2)
+    victim.delay("k", "wait")
+    [run] = recorder.wait_for_runs("k", 2)[1:]
+    lock_server.pause()
+    os.kill(run.pid, signal.SIGKILL)
+    worker.assert_log_exists("which ran it, has died")
+    lock_server.resume()
+    key = victim.lock_key_for("k")
+    wait_until(lambda: lock_server.command("EXISTS", key) == b"0", "the key to go", timeout=8)
