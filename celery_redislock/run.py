@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, Protocol
 
@@ -112,6 +112,7 @@ class LockRun:
         self._token = identity.token()
         self._started = time.monotonic()
         self._taken = 0.0
+        self._tried_to_leave = False
 
     @property
     def about(self) -> dict[str, str]:
@@ -199,6 +200,7 @@ class LockRun:
             return
         if self.lock is not None:
             self.lock.leave()
+        again, self._tried_to_leave = self._tried_to_leave, True
         try:
             released = self._runtime.store.release(self._release(finished))
         except LockUnavailable as error:
@@ -214,7 +216,9 @@ class LockRun:
             logger.exception("%s: releasing %s failed; the lease ends by its TTL", self._task, self.key)
         self._asked = False
         if released is not None and self.lock is not None:
-            self._tell_released(released)
+            # the first time may have been interrupted when the key was gone already
+            owned = released.owned or (again and released.holder is None)
+            self._tell_released(replace(released, owned=owned))
 
     def _release(self, finished: bool) -> Release:
         options, token = self._options, self._token.encode()

@@ -327,7 +327,9 @@ class ChildKeeper:
     def _send(self, message: dict[str, Any]) -> None:
         sock = self._sock or self._connect()
         # one call for one message, which a soft limit cannot cut in two
-        sock.send(json.dumps(message).encode() + b"\n")
+        data = json.dumps(message).encode() + b"\n"
+        if sock.send(data) < len(data):
+            raise BlockingIOError("main does not read")
 
     def _connect(self) -> socket.socket:
         with self._lock:
