@@ -324,7 +324,8 @@ def test_more_threads_than_redis_py_has_connections_by_default_find_one_each(ser
         thread.start()
     ours = psutil.Process()
     wait_until(
-        lambda: sum(bool(c.raddr) and c.raddr.port == server.port for c in ours.net_connections("tcp")) == 130,
+        # at least: other tests of this process may have left one of theirs open
+        lambda: sum(bool(c.raddr) and c.raddr.port == server.port for c in ours.net_connections("tcp")) >= 130,
         "all to have a connection",
     )
     server.resume()
