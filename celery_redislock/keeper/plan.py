@@ -80,7 +80,7 @@ class Hold:
 
     def neglected(self, now: float) -> bool:
         """Whether somebody else should have renewed it by now, and has not even tried."""
-        late = now >= self.deadline - self.lease.ttl / (2 * RENEW_AT)
+        late = now >= self.deadline - self.lease.ttl / RENEW_AT
         return late and self.renew and self.loss is None and now < self._stop and not self._asked
 
     def lateness(self, now: float) -> float:

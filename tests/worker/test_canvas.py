@@ -345,7 +345,8 @@ def test_call_whose_result_is_ignored_waits_and_runs(
     options = {} if how == "the task's" else {"ignore_result": True}
     skipped = task.apply_async((1,), {"key": key}, **options)
     waiting = task.apply_async((1,), {"key": key}, lock_on_conflict="retry", link=gather.s(key=f"{key}-end"), **options)
-    ping.delay().get(timeout=TIMEOUT)
+    for _ in range(20):  # both have been denied when each process of the pool has gone round
+        ping.delay().get(timeout=TIMEOUT)
     give_up()
     recorder.wait_for_runs(f"{key}-end", 1, left=True)
     assert [run.task_id for run in recorder.runs(key)] == [waiting.id]
