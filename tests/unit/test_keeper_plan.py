@@ -178,10 +178,10 @@ def test_old_news_from_the_main_process_do_not_make_a_lease_lost_while_newer_one
 
 def test_a_lease_that_the_main_process_has_not_even_tried_to_renew_is_neglected() -> None:
     held = hold()  # ends at 130
-    assert not held.neglected(124.9)
-    assert held.neglected(125.0), "the last renewal that would be in time is overdue, too"
+    assert not held.neglected(119.9)
+    assert held.neglected(120.0), "the last renewal that would be in time is overdue, too"
     held.unanswered()
-    assert not held.neglected(125.0), "it has tried"
+    assert not held.neglected(120.0), "it has tried"
     assert not hold(renew=False).neglected(129.0)
     assert not hold(max_hold=20.0).neglected(129.0)
     lost = hold()
